@@ -1,0 +1,369 @@
+"""The frozen values that the supervisor's modules speak. Built by the reader, judged by diagnose, rendered by the rest.
+
+Times named `*_at` are CLOCK_MONOTONIC seconds of the judging node unless the name says `wall` (unix seconds).
+Nothing here does I/O, reads a clock or knows torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+VerdictName = Literal["slow", "stuck", "timeout_imminent", "failed", "diverged", "straggler", "recovered"]
+Cause = Literal[
+    "compiling",
+    "not_entered",
+    "mismatch",
+    "group_order_deadlock",
+    "all_entered",
+    "exited",
+    "killed",
+    "oom_killed",
+    "crashed",
+    "stopped",
+    "gil_held",
+    "uninterruptible",
+    "data_loading",
+    "checkpointing",
+    "external_io",
+    "store_wait",
+    "debugger",
+    "unknown",
+]
+Domain = Literal["user_code", "node", "network", "storage", "scheduler", "unknown"]
+Confidence = Literal["certain", "likely", "partial"]
+PAGING: tuple[VerdictName, ...] = ("stuck", "failed", "timeout_imminent", "diverged")
+
+
+# -- one rank, as seen at one moment ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One process group as one rank knows it. `generation` counts the groups of this name that the process has made, from 0."""
+
+    name: str
+    desc: str
+    backend: str
+    ranks: tuple[int, ...]
+    timeout_s: float | None
+    generation: int = 0
+    created_wall_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One entry of torch's flight recorder, of the group's current generation.
+
+    seq: collective sequence number within (group, generation), comparable between ranks. done: retired without a known failure.
+    started: None where the recorder cannot tell (gloo, NCCL without timing).
+    """
+
+    group: str
+    generation: int
+    seq: int
+    op: str  # "all_reduce", without the backend's prefix
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    output_sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    created_wall_at: float = 0.0
+    timeout_s: float | None = None
+    done: bool = False
+    started: bool | None = None
+    is_p2p: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompileActivity:
+    """One thread that compiles now."""
+
+    compile_id: str
+    kind: str  # forward | backward | runtime
+    frame: str  # "forward@model.py:31"
+    phase: str  # one of wire.phases.PHASES
+    raw_phase: str
+    started_at: float
+    phase_since: float
+    recompile_reason: str = ""
+    split: int = 0  # DDPOptimizer: split k of n, 0 of 0 when not splitting
+    splits: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The operating system's view of one process. `state` is the letter of /proc/PID/stat ("" once it is gone)."""
+
+    pid: int
+    alive: bool
+    state: str = ""
+    cpu_s: float = 0.0  # user + system of the process, without rankwatch's own threads where they are known
+    tree_cpu_s: float = 0.0  # with its descendants, dead ones included as far as the parent has collected them
+    io_bytes: int = 0  # rchar + wchar of the process and its descendants
+    rss_bytes: int = 0
+    exit_code: int | None = None  # negative: killed by that signal
+    started_at: float = 0.0
+    exited_at: float | None = None
+    wchan: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    name: str
+    file: str
+    line: int
+
+    @property
+    def short(self) -> str:
+        """`train.py:31:load_batch`, as printed in `at=`."""
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    name: str
+    native_id: int
+    frames: tuple[Frame, ...]  # innermost first
+    active: bool = False
+    owns_gil: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What py-spy saw in one process. `threads[0]` is the main thread. `error` explains an empty result."""
+
+    pid: int
+    at: float
+    threads: tuple[Thread, ...] = ()
+    text: str = ""  # as shown to people
+    native: bool = False
+    error: str = ""
+    subprocesses: tuple[Stack, ...] = ()  # children worth a look: data-loader workers
+
+    @property
+    def main(self) -> tuple[Frame, ...]:
+        return self.threads[0].frames if self.threads else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The exception that ended a rank: from atexit in the rank, torchelastic's error file or the redirected log."""
+
+    type: str
+    message: str
+    where: str = ""  # "train.py:31:load_batch", innermost frame in user code
+    traceback: str = ""
+    source: str = ""
+    at_wall: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """All that is known of one rank. `agent`: off (no slot), silent (nobody claimed), armed (loaded, not joined), claimed."""
+
+    rank: int
+    local_rank: int = 0
+    node: str = ""
+    agent: Literal["off", "silent", "armed", "claimed"] = "claimed"
+    agent_detail: str = ""
+    process: Process | None = None  # the process that joined the group; the launcher's child until then
+    stage: Literal["starting", "armed", "joining", "joined", "left", "exiting"] = "joined"
+    stage_since: float = 0.0
+    heartbeat_at: float | None = None  # last beat of the agent's Python thread
+    ping_ok: bool | None = None  # worker server answered (C++, needs no GIL); None: not asked
+    groups: tuple[Group, ...] = ()
+    group_in_creation: str | None = None
+    collectives: tuple[Collective, ...] = ()  # newest last, per the last full read
+    collectives_at: float | None = None  # when they were read
+    lost_collectives: int = 0
+    enqueued: dict[str, int] = field(default_factory=dict)  # group name -> last enqueued seq, by the cheap status read
+    completed: dict[str, int] = field(default_factory=dict)
+    compiling: tuple[CompileActivity, ...] = ()
+    compile_witness: bool | None = None  # torch's own wait counters say a compile is active
+    compile_totals: dict[str, Any] = field(default_factory=dict)
+    ddp: dict[str, Any] = field(default_factory=dict)
+    cudagraph: dict[str, Any] = field(default_factory=dict)
+    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: int = 0
+    last_step_at: float | None = None
+    step_s: float | None = None  # duration of the last step
+    events_lost: int = 0
+    stack: Stack | None = None  # newest sample
+    earlier_stack: Stack | None = None  # the one before it
+    crash: Crash | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One launcher's view. One node is n = 1, with age 0 and offset 0."""
+
+    node: str
+    ranks: tuple[RankState, ...]
+    group_rank: int = 0
+    report_age_s: float = 0.0
+    clock_offset_s: float = 0.0  # what to add to this node's wall clock to get the judge's
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """The whole job at `now`. A rank of the world without a report is unknown, never missing.
+
+    ending: why a planned end is under way ("SIGTERM to the launcher", "torchrun stops the workers after rank 1 failed"), else "".
+    gap_s: time since the snapshot before; a long one means a suspended clock, not a stuck job.
+    """
+
+    now: float
+    wall_at: float
+    world_size: int
+    attempt: int
+    nodes: tuple[NodeReport, ...]
+    ending: str = ""
+    gap_s: float = 0.0
+    started_at: float = 0.0
+    final: bool = False  # the job has ended; this is the last look
+
+    def ranks(self) -> dict[int, RankState]:
+        """Every reported rank by number."""
+        return {rank.rank: rank for node in self.nodes for rank in node.ranks}
+
+
+# -- judgement ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedOn:
+    """The collective that the waiting ranks are in."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    op: str
+    seq: int
+    sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One judgement on one trouble at one moment. `key` names the trouble: equal keys are the same incident."""
+
+    key: str
+    verdict: VerdictName
+    cause: Cause
+    domain: Domain
+    culprit_ranks: tuple[int, ...]
+    waiting_ranks: tuple[int, ...]
+    since: float  # start of the wait
+    summary: str
+    unknown_ranks: tuple[int, ...] = ()
+    at: str = ""  # "train.py:31:load_batch"
+    group: WaitedOn | None = None
+    timeout_s: float | None = None
+    timeout_left_s: float | None = None
+    confidence: Confidence = "certain"
+    advice: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    missing_evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Evidence that diagnose asks for; the loop fetches it into a later snapshot. kind: stacks | native_stack | recorder | ping."""
+
+    kind: Literal["stacks", "native_stack", "recorder", "ping"]
+    ranks: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    ranks: tuple[int, ...]
+    frames: tuple[Frame, ...]  # innermost first
+    role: Literal["culprit", "waiting", "other"] = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    at_wall: float
+    verdict: VerdictName
+    cause: Cause
+    culprit_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One trouble from its first verdict to its end. `verdict` is the newest judgement, `history` holds every change."""
+
+    id: str
+    verdict: Verdict
+    opened_at: float
+    opened_wall_at: float
+    updated_wall_at: float
+    history: tuple[Change, ...]
+    closed_at: float | None = None
+    closed_wall_at: float | None = None
+    since_wall_at: float = 0.0
+    stacks: dict[int, Stack] = field(default_factory=dict)
+    stack_groups: tuple[StackGroup, ...] = ()
+    compiling: dict[int, CompileActivity] = field(default_factory=dict)
+    lost_rank_s: float = 0.0  # waiting ranks x time
+    hosts: dict[int, str] = field(default_factory=dict)  # rank -> node
+    pids: dict[int, int] = field(default_factory=dict)
+    recorder_files: tuple[str, ...] = ()
+    final: bool = False  # the job ended while it was open
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentChange:
+    kind: Literal["opened", "updated", "escalated", "closed"]
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """Identity of the run: what run.json and the first line hold."""
+
+    job_id: str
+    run_dir: str
+    command: tuple[str, ...]
+    node: str
+    world_size: int
+    nnodes: int
+    attempt: int
+    versions: dict[str, str]
+    set_environment: dict[str, str]
+    started_wall_at: float
+    status_url: str = ""
+    capabilities: dict[str, str] = field(default_factory=dict)  # compile|ddp|collectives|stacks|... -> "ok" or the reason
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorHealth:
+    """What the monitor costs and what it lost, for /metrics and the status page."""
+
+    polls: int = 0
+    last_poll_s: float = 0.0
+    cpu_s: float = 0.0
+    errors: int = 0
+    events_lost: int = 0
+    writes_dropped: int = 0
+    stack_dumps: dict[str, int] = field(default_factory=dict)  # ok | failed | timeout -> count
+    last_stack_dump_s: float = 0.0
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One consistent picture for everything that is shown: pages, API, metrics, lines. Replaced as a whole every poll."""
+
+    job: JobInfo
+    snapshot: JobSnapshot | None
+    verdicts: tuple[Verdict, ...] = ()
+    open_incidents: tuple[Incident, ...] = ()
+    closed_incidents: tuple[Incident, ...] = ()  # newest last, bounded
+    health: MonitorHealth = MonitorHealth()
+    state: Literal["starting", "running", "stuck", "restarting", "finishing", "done", "failed"] = "starting"
+    restarts: int = 0
+    exit_code: int | None = None
