@@ -104,6 +104,7 @@ class Process:
     exit_code: int | None = None  # negative: killed by that signal
     started_at: float = 0.0
     exited_at: float | None = None
+    oom_killed: bool = False  # SIGKILL, and the memory cgroup's count of out-of-memory kills has risen
     wchan: str = ""
     name: str = ""
 

@@ -19,7 +19,8 @@ def modules_after(code: str) -> set[str]:
 
 def test_help_loads_neither_torch_nor_the_server_side() -> None:
     """`rankwatch --help` is instant: no torch, no prometheus_client, no jinja2."""
-    code = "import contextlib, io\nfrom rankwatch.cli import main\nwith contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main(['--help'])"
+    quiet = "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):"
+    code = f"import contextlib, io\nfrom rankwatch.cli import main\n{quiet}\n    main(['--help'])"
     loaded = modules_after(code)
     assert not loaded & {"torch", "prometheus_client", "jinja2", "http.server", "numpy"}
 

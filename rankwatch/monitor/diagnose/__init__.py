@@ -1,1 +1,12 @@
+"""From one look at the job to verdicts. Pure: no I/O, no clock, no torch; what is remembered travels in State.
 
+frames, stacks      what stacks say                     views, mismatch     one group through all its ranks
+waits, graph        who waits for whom, and the roots   causes, progress    why a rank has not come, whether it moves
+hangs, deaths       the verdict on a hang, on an end    pairing, lateness, idle   garbage, stragglers, silence
+wants, words        evidence to fetch, words to say     judge               the order of all this
+"""
+
+from rankwatch.monitor.diagnose.judge import diagnose
+from rankwatch.monitor.diagnose.state import State
+
+__all__ = ["State", "diagnose"]

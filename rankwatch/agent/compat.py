@@ -1,0 +1,166 @@
+"""Where each torch internal that the agent touches lives, and whether it still looks as it did in torch 2.9-2.14.
+
+Modules are handed in, nothing is imported. A lookup gives the value, or None and the reason; the probe then says so and does without.
+Sources: torch/_dynamo/utils.py, torch/_dynamo/backends/distributed.py, torch/optim/optimizer.py, torch/distributed/distributed_c10d.py,
+torch/_inductor/cudagraph_trees.py and cudagraph_utils.py, torch/cuda/graphs.py of the six releases.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Target:
+    """One function that the agent replaces or wraps: `path` inside module `module`, and the names of its leading parameters."""
+
+    __slots__ = ("module", "parameters", "path", "probe")
+
+    def __init__(self, probe: str, module: str, path: str, parameters: tuple[str, ...]) -> None:
+        self.probe, self.module, self.path, self.parameters = probe, module, path, parameters
+
+    def find(self, module: Any) -> tuple[Any, str]:
+        """(function, "") or (None, why it cannot be used)."""
+        value = module
+        for name in self.path.split("."):
+            value = getattr(value, name, None)
+            if value is None:
+                return None, f"{self.module}.{self.path} is absent in torch {version_of(module)}"
+        if not callable(value):
+            return None, f"{self.module}.{self.path} is no function in torch {version_of(module)}"
+        names = parameters_of(value)
+        if names is not None and names[: len(self.parameters)] != self.parameters:
+            return None, f"{self.module}.{self.path}({', '.join(names)}) has other parameters in torch {version_of(module)}"
+        return value, ""
+
+
+CHROMIUM_EVENT = Target("compile", "torch._dynamo.utils", "record_chromium_event_internal", ("event",))
+COMPILATION_EVENT = Target("compile", "torch._dynamo.utils", "log_compilation_event", ("metrics",))
+INSTANT_EVENT = Target("compile", "torch._dynamo.utils", "ChromiumEventLogger.log_instant_event", ("self", "event_name", "time_ns", "metadata"))
+DDP_INIT = Target("ddp", "torch._dynamo.backends.distributed", "DDPOptimizer.__init__", ("self", "bucket_bytes_cap", "backend_compile_fn"))
+DDP_COMPILE = Target("ddp", "torch._dynamo.backends.distributed", "DDPOptimizer.compile_fn", ("self", "gm", "example_inputs"))
+DDP_SUBMOD = Target("ddp", "torch._dynamo.backends.distributed", "SubmodCompiler.compile_submod", ("self", "input_mod", "args", "kwargs"))
+STEP_HOOK = Target("steps", "torch.optim.optimizer", "register_optimizer_step_post_hook", ("hook",))
+INIT_GROUP = Target("collectives", "torch.distributed.distributed_c10d", "init_process_group", ("backend", "init_method", "timeout", "world_size", "rank"))
+DESTROY_GROUP = Target("collectives", "torch.distributed.distributed_c10d", "destroy_process_group", ("group",))
+NEW_GROUP = Target(
+    "collectives",
+    "torch.distributed.distributed_c10d",
+    "_new_process_group_helper",
+    ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
+)
+SPLIT_GROUP = Target("collectives", "torch.distributed.distributed_c10d", "split_group", ("parent_pg",))
+SET_TIMEOUT = Target("collectives", "torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout",))
+GRAPH_RECORD = Target("cudagraph", "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.record_function", ("self", "new_inputs", "function_id"))
+GRAPH_EAGER = Target("cudagraph", "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.run_eager", ("self", "new_inputs", "function_id"))
+GRAPH_SKIP = Target("cudagraph", "torch._inductor.cudagraph_utils", "log_cudagraph_skip_and_bump_counter", ("msg",))
+CAPTURE_BEGIN = Target("cudagraph", "torch.cuda.graphs", "CUDAGraph.capture_begin", ("self", "pool"))
+CAPTURE_END = Target("cudagraph", "torch.cuda.graphs", "CUDAGraph.capture_end", ("self",))
+
+TARGETS = (
+    CHROMIUM_EVENT,
+    COMPILATION_EVENT,
+    INSTANT_EVENT,
+    DDP_INIT,
+    DDP_COMPILE,
+    DDP_SUBMOD,
+    STEP_HOOK,
+    INIT_GROUP,
+    DESTROY_GROUP,
+    NEW_GROUP,
+    SPLIT_GROUP,
+    SET_TIMEOUT,
+    GRAPH_RECORD,
+    GRAPH_EAGER,
+    GRAPH_SKIP,
+    CAPTURE_BEGIN,
+    CAPTURE_END,
+)
+
+
+def self_test(load: Callable[[str], Any]) -> list[tuple[str, str, str]]:
+    """(probe, target, "" or the reason) of every target. `load` imports a torch module by name; what it raises becomes the reason."""
+    results = []
+    for target in TARGETS:
+        try:
+            reason = target.find(load(target.module))[1]
+        except Exception as error:
+            reason = f"{target.module} does not import: {error}"
+        results.append((target.probe, f"{target.module}.{target.path}", reason))
+    return results
+
+
+def parameters_of(function: Any) -> tuple[str, ...] | None:
+    """Names of a Python function's positional parameters, looking through functools.wraps; None for what is no Python function."""
+    for _ in range(16):
+        if not hasattr(function, "__wrapped__"):
+            break
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    return None if code is None else tuple(code.co_varnames[: code.co_argcount])
+
+
+def is_stub(function: Any) -> bool:
+    """Whether a hook function of torch/_utils_internal.py is the empty one of the open-source builds, which need not be called."""
+    code = getattr(function, "__code__", None)
+    return (
+        code is not None
+        and getattr(function, "__module__", "") == "torch._utils_internal"
+        and not code.co_names
+        and set(code.co_consts) <= {None, code.co_name}
+    )
+
+
+def version_of(module: Any) -> str:
+    """torch's version as seen from one of its modules; "?" when it cannot be told."""
+    torch = getattr(module, "torch", module)
+    return str(getattr(torch, "__version__", "?"))
+
+
+def worker_server(c10d: Any) -> tuple[Any, str]:
+    """(torch's `_WorkerServer` class, "") or (None, reason). Takes a socket path with port -1."""
+    found = getattr(_bindings(c10d), "_WorkerServer", None)
+    return (found, "") if found is not None else (None, f"torch {version_of(c10d)} has no _WorkerServer")
+
+
+def recorder_status(c10d: Any) -> tuple[Any, str]:
+    """(function giving torch's status-only recorder JSON as bytes, "") or (None, reason). 10 us; never asks for entries, which hold the GIL."""
+    dump = getattr(_bindings(c10d), "_dump_fr_trace_json", None)
+    if dump is None:
+        return None, f"torch {version_of(c10d)} has no _dump_fr_trace_json"
+    return (lambda: dump(includeCollectives=False)), ""
+
+
+def world(c10d: Any) -> tuple[Any, str]:
+    """(the object that holds all process groups, "") or (None, reason)."""
+    found = getattr(c10d, "_world", None)
+    wanted = ("pg_map", "pg_names", "pg_group_ranks")
+    absent = [name for name in wanted if not hasattr(type(found), name) and not hasattr(found, name)]
+    if found is None or absent:
+        return None, f"torch.distributed.distributed_c10d._world lacks {', '.join(absent or wanted)}"
+    return found, ""
+
+
+def timeout_s(group: Any) -> float | None:
+    """Timeout of a process group's first backend that has one, in seconds; None when torch does not tell."""
+    for device in getattr(group, "_device_types", ()):
+        try:
+            timeout = group._get_backend(device).options._timeout
+        except Exception:  # a backend of another device that this build lacks, or one without options
+            continue
+        return float(timeout.total_seconds())
+    return None
+
+
+def active_ddp(torch_distributed_nn: Any) -> Any:
+    """The DistributedDataParallel module whose forward is running, or None. `torch_distributed_nn`: torch.nn.parallel.distributed, or None."""
+    ddp_class = getattr(torch_distributed_nn, "DistributedDataParallel", None)
+    getter = getattr(ddp_class, "_get_active_ddp_module", None)
+    return getter() if getter is not None else None
+
+
+def _bindings(c10d: Any) -> Any:
+    torch = getattr(c10d, "torch", None)
+    return getattr(getattr(torch, "_C", None), "_distributed_c10d", None)

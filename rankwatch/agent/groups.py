@@ -1,0 +1,90 @@
+"""The `groups` record: every process group of torch's registry, with its ranks, timeout and generation.
+
+A group that is destroyed and made again under its name gets the next generation: sequence numbers start anew then.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rankwatch.agent import compat
+from rankwatch.wire.ranks import compress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+
+class Groups:
+    """Follows torch's registry. `publish` gets the record whenever something changed; no group is kept alive by this."""
+
+    def __init__(self, world: Any, publish: Callable[[dict[str, Any]], None]) -> None:
+        self._world = world
+        self._publish = publish
+        self._creating: str | None = None
+        self._live: dict[str, tuple[int, dict[str, Any]]] = {}  # name -> (id of the group object, its entry)
+        self._generations: dict[str, int] = {}
+        self._given: dict[str, tuple[str, float | None]] = {}  # what the caller asked for, until torch's registry tells
+        self._shown: dict[str, Any] | None = None
+
+    @property
+    def creating(self) -> bool:
+        """Whether a group is being created right now: torch's status must not be read meanwhile."""
+        return self._creating is not None
+
+    def creation_starts(self, name: str, ranks: Sequence[int], timeout_s: float | None) -> None:
+        """A group of `ranks` (global) is about to be created."""
+        self._creating = name
+        self._given[name] = (compress(ranks), timeout_s)
+        self.refresh()
+
+    def creation_ends(self) -> None:
+        """It was created, or it failed."""
+        self._creating = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at torch's registry and publish if it differs from what was shown. A few microseconds a group."""
+        names = dict(self._world.pg_names)
+        for name in set(self._live) - {str(name) for name in names.values()}:
+            del self._live[name]
+            self._given.pop(name, None)
+        for group, name in names.items():
+            self._follow(group, str(name))
+        # the default group first: should the record be too long, its end is what is left out
+        entries = sorted((entry for _identity, entry in self._live.values()), key=lambda entry: (entry["desc"] != "default_pg", entry["created_wall_ns"]))
+        record = {"creating": self._creating, "total": len(entries), "groups": entries}
+        if record != self._shown:
+            self._shown = {**record, "groups": [dict(entry) for entry in entries]}
+            self._publish(record)
+
+    def forget(self) -> None:
+        """Publish again at the next refresh, whatever was shown (the slot was emptied)."""
+        self._shown = None
+
+    def _follow(self, group: Any, name: str) -> None:
+        identity, entry = self._live.get(name, (0, {}))
+        if identity != id(group):
+            self._generations[name] = self._generations.get(name, -1) + 1
+            entry = {
+                "name": name,
+                "desc": str(getattr(group, "group_desc", "") or ""),
+                "backend": self._backend_of(group),
+                "ranks": "",
+                "timeout_s": None,
+                "generation": self._generations[name],
+                "created_wall_ns": time.time_ns(),
+            }
+            self._live[name] = (id(group), entry)
+        ranks = self._world.pg_group_ranks.get(group)
+        given_ranks, given_timeout_s = self._given.get(name, ("", None))
+        entry["ranks"] = compress(ranks) if ranks else given_ranks
+        entry["timeout_s"] = compat.timeout_s(group) or given_timeout_s
+
+    def _backend_of(self, group: Any) -> str:
+        found = self._world.pg_map.get(group)
+        backend = str(found[0]) if found else ""
+        if backend in ("", "undefined"):
+            backend = str(getattr(self._world, "pg_backend_config", {}).get(group, ""))
+        return backend

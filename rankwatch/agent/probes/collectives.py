@@ -1,0 +1,277 @@
+"""Joining and leaving the process group: the claim, the worker server, the heartbeat and the list of groups.
+
+Wraps functions that create and destroy groups; no collective is touched. Reading collectives is the launcher's part, through the server.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import json
+import os
+import sys
+import time
+
+from rankwatch.agent import compat, ownership, worker_server
+from rankwatch.agent.groups import Groups
+from rankwatch.agent.guard import Probe, guarded, here
+from rankwatch.wire import env
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from rankwatch.agent.rank import Rank
+
+BEAT_S = 0.5
+_TIMEOUT_LOOK_BEATS = 20
+
+
+def arm(rank: Rank, probe: Probe, c10d: Any) -> None:
+    """Wrap the group functions of torch.distributed.distributed_c10d. With the probe off only the claim and the lifecycle remain."""
+    watch = probe.on
+    lifecycle = probe if watch else _always_on(probe)
+    membership = _Membership(rank, lifecycle, c10d, watch)
+    init, reason = compat.INIT_GROUP.find(c10d)
+    if init is None:
+        probe.report("missing", reason)
+        return
+    _replace(c10d, "init_process_group", init, membership.wrap_init(init))
+    lost = []
+    for target, wrap in (
+        (compat.DESTROY_GROUP, membership.wrap_destroy),
+        (compat.NEW_GROUP, membership.wrap_creation),
+        (compat.SPLIT_GROUP, membership.wrap_split),
+        (compat.SET_TIMEOUT, membership.wrap_refresh),
+    ):
+        function, reason = target.find(c10d)
+        if function is None:
+            lost.append(reason)
+        else:
+            _replace(c10d, target.path, function, wrap(function))
+    if watch:
+        probe.report("armed", "; ".join(lost))
+
+
+class _Membership:
+    def __init__(self, rank: Rank, probe: Probe, c10d: Any, watch: bool) -> None:
+        self._rank, self._probe, self._c10d, self._watch = rank, probe, c10d, watch
+        self._groups: Groups | None = None
+        self._server: worker_server.WorkerServer | None = None
+        self._beat: _Heartbeat | None = None
+        self._notes: list[str] = []
+        self._world, reason = compat.world(c10d)
+        if reason:
+            self._notes.append(f"no list of groups: {reason}")
+        guard = guarded(probe)
+        self._entering, self._entered, self._failed = guard(self._entering), guard(self._entered), guard(self._failed)  # type: ignore[method-assign]
+        self._left, self._refresh = guard(self._left), guard(self._refresh)  # type: ignore[method-assign]
+        self._creating, self._created = guard(self._creating), guard(self._created)  # type: ignore[method-assign]
+        rank.on_exit.append(self._stop)
+
+    # -- the wrappers: each calls torch exactly once, with what it got, and gives on what it gave or raised
+
+    def wrap_init(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(init)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            ours = self._entering(args, kwargs)
+            try:
+                result = init(*args, **kwargs)
+            except BaseException:
+                if ours:
+                    self._failed()
+                raise
+            if ours:
+                self._entered()
+            return result
+
+        return init_process_group
+
+    def wrap_destroy(self, destroy: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(destroy)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return destroy(*args, **kwargs)
+            finally:
+                self._left()
+
+        return destroy_process_group
+
+    def wrap_creation(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(create)
+        def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            self._creating(args, kwargs)
+            try:
+                return create(*args, **kwargs)
+            finally:
+                self._created()
+
+        return _new_process_group_helper
+
+    def wrap_split(self, split: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(split)
+        def split_group(*args: Any, **kwargs: Any) -> Any:
+            self._creating((0, None, (), None, None, "split_group"), {})
+            try:
+                return split(*args, **kwargs)
+            finally:
+                self._created()
+
+        return split_group
+
+    def wrap_refresh(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(change)
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return change(*args, **kwargs)
+            finally:
+                self._refresh()
+
+        return changed
+
+    # -- what they tell
+
+    def _entering(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Claim the slot, unless the group is another world's or there is one already (torch will refuse that)."""
+        if self._c10d.is_initialized():
+            return False
+        given = {**dict(zip(compat.INIT_GROUP.parameters, args)), **kwargs}  # noqa: B905 - fewer arguments than parameters
+        asked_rank, asked_world = given.get("rank", -1), given.get("world_size", -1)
+        started = self._rank.environ
+        if ownership.joins_another_world(started, asked_rank, asked_world) or any(os.environ.get(name, value) != value for name, value in started.items()):
+            return False
+        if not self._rank.claim():
+            return False
+        if self._watch and self._world is not None and self._groups is None:
+            self._groups = Groups(self._world, lambda record: self._rank.slot.write_json("groups", record))
+            self._rank.on_claim.append(self._groups.forget)
+        self._rank.enter("joining")
+        return True
+
+    def _entered(self) -> None:
+        if self._watch:
+            self._start_server()
+            if self._beat is None:
+                self._beat = _Heartbeat(self._rank, self._probe, self._c10d, self._groups)
+                self._notes += self._beat.notes
+            if self._groups is not None:
+                self._groups.refresh()
+            self._probe.report("armed", "; ".join(self._notes))
+        self._rank.enter("joined")
+
+    def _failed(self) -> None:
+        if self._groups is not None:
+            self._groups.creation_ends()
+        self._rank.enter("armed")
+
+    def _left(self) -> None:
+        if self._groups is not None:
+            self._groups.refresh()
+        if self._rank.claimed and self._rank.stage == "joined" and not self._c10d.is_initialized():
+            self._rank.enter("left")
+
+    def _creating(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._groups is None or not self._rank.claimed:
+            return
+        given = {**dict(zip(compat.NEW_GROUP.parameters, args)), **kwargs}  # noqa: B905 - as above
+        ranks = [int(rank) for rank in given.get("global_ranks_in_group") or range(int(given.get("group_size") or 0))]
+        timeout: Any = given.get("timeout")
+        self._groups.creation_starts(str(given.get("group_name", "?")), ranks, timeout.total_seconds() if hasattr(timeout, "total_seconds") else None)
+
+    def _created(self) -> None:
+        if self._groups is not None and self._groups.creating:
+            self._groups.creation_ends()
+
+    def _refresh(self) -> None:
+        if self._groups is not None:
+            self._groups.refresh()
+
+    def _start_server(self) -> None:
+        if self._server is not None:
+            return
+        server_class, reason = compat.worker_server(self._c10d)
+        name = env.socket_name(self._rank.rank)
+        if server_class is not None:
+            try:
+                self._server, reason = worker_server.start(server_class, os.path.join(self._rank.slot_dir, name))
+            except (OSError, RuntimeError) as error:
+                reason = f"{error}"
+        if self._server is None:
+            self._notes.append(f"no worker server: {reason}")
+        else:
+            self._rank.show_socket(name)
+
+    def _stop(self) -> None:
+        if self._beat is not None:
+            self._beat.stop()
+        if self._server is not None:
+            self._server.stop()
+
+
+class _Heartbeat:
+    """A thread that needs the GIL: while it is late and the server answers, somebody holds the GIL.
+
+    Not a threading.Thread: a script that joins all of threading.enumerate() must not meet it.
+    """
+
+    def __init__(self, rank: Rank, probe: Probe, c10d: Any, groups: Groups | None) -> None:
+        self._rank, self._probe, self._groups = rank, probe, groups
+        self._status, reason = compat.recorder_status(c10d)
+        self.notes = [f"no recorder status: {reason}"] if reason else []
+        self._last = b"{}"
+        self._on = True
+        _thread.start_new_thread(self._run, ())
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._on = False
+
+    def _run(self) -> None:
+        beats = 0
+        while self._on and here.pid == os.getpid():
+            try:
+                self._beat(beats)
+            except Exception as error:
+                self._probe.caught(error)
+                if not self._probe.on:
+                    return
+            beats += 1
+            time.sleep(BEAT_S)
+
+    def _beat(self, beats: int) -> None:
+        groups = self._groups
+        if groups is None or not groups.creating:
+            if self._status is not None:
+                self._last = shorten_status(self._status(), self._rank.slot.cursors["heartbeat"].payload_bytes)
+            if groups is not None and beats % _TIMEOUT_LOOK_BEATS == 0:
+                groups.refresh()
+        self._rank.slot.write("heartbeat", self._last)
+
+
+def shorten_status(status: bytes, limit: int) -> bytes:
+    """torch's status JSON as it is if it fits; else its pg_status alone, of as many groups as fit."""
+    if len(status) <= limit:
+        return status
+    groups = json.loads(status).get("pg_status", {})
+    kept: dict[str, Any] = {}
+    used = len(b'{"pg_status":{}}')
+    for key, value in groups.items():
+        used += len(json.dumps({key: value}, separators=(",", ":")))
+        if used > limit:
+            break
+        kept[key] = value
+    return json.dumps({"pg_status": kept}, separators=(",", ":")).encode()
+
+
+def _replace(module: Any, name: str, old: Any, new: Any) -> None:
+    """Rebind `name` in torch.distributed.distributed_c10d, and in torch.distributed where that has bound it already."""
+    setattr(module, name, new)
+    package = sys.modules.get("torch.distributed")
+    if package is not None and getattr(package, name, None) is old:
+        setattr(package, name, new)
+
+
+def _always_on(probe: Probe) -> Probe:
+    """A stand-in for a probe that is off: the claim must work without it."""
+    return Probe(probe.name, lambda: None)

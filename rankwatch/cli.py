@@ -1,0 +1,127 @@
+"""The command line: `rankwatch [options] COMMAND ...`. Options come before the command; what follows belongs to the command alone.
+
+So nothing can collide with torchrun's flags. No command is imported before it runs: `--help` and `--version` load no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TextIO
+
+from rankwatch import __version__
+from rankwatch.config import OPTIONS, ConfigError, load, nearest
+
+COMMANDS = {
+    "torchrun": "run torchrun, supervised; every torchrun argument follows",
+    "demo": "a job of four ranks on this machine in which one recompiles alone and one goes missing",
+    "doctor": "what works here, and what to do about what does not",
+    "report": "show the incidents of a run",
+    "ls": "list the runs of a directory",
+    "config": "show every option, its value and where it comes from",
+}
+"""name -> help. A command is the module rankwatch.commands.<name> with `main(argv, options) -> int`; one without its module is not offered."""
+
+EXIT_USAGE = 2
+_FLAGS = ("-h", "--help", "--version")
+
+
+class UsageError(Exception):
+    """The user's mistake on the command line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. torchrun's own exceptions and SystemExit pass through unchanged."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        before, command, rest = split(words)
+        if any(flag in before for flag in _FLAGS):
+            _parser().parse_args([flag for flag in _FLAGS if flag in before])  # prints and exits
+        if command is None:
+            _parser().print_help(sys.stderr)
+            return EXIT_USAGE
+        if command not in available():
+            raise UsageError(f"unknown command {command!r}{nearest(command, available())}{_swallowed(before)}; rankwatch --help lists the commands")
+        options = load(_given(before))
+    except (UsageError, ConfigError) as error:
+        return fail(str(error))
+    for warning in options.warnings:
+        say(warning)
+    run = import_module(f"rankwatch.commands.{command}").main
+    return int(run(rest, options))
+
+
+def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """(words of our options, command or None, words of the command). UsageError for an option that does not exist or lacks its value."""
+    flags = {option.flag for option in OPTIONS}
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        name, equals, _ = words[at].partition("=")
+        if name in _FLAGS and not equals:
+            at += 1
+        elif name not in flags:
+            raise UsageError(f"unknown option {name}{nearest(name, (*sorted(flags), *_FLAGS))}; torchrun's own flags go after the word torchrun")
+        elif not equals and at + 1 >= len(words):
+            raise UsageError(f"{name} needs a value; rankwatch --help shows which")
+        else:
+            at += 1 if equals else 2
+    return list(words[:at]), words[at] if at < len(words) else None, list(words[at + 1 :])
+
+
+def available() -> tuple[str, ...]:
+    """The commands whose module is installed, in the order of COMMANDS."""
+    return tuple(name for name in COMMANDS if find_spec(f"rankwatch.commands.{name}") is not None)
+
+
+def say(text: str, out: TextIO | None = None) -> None:
+    """One line on stderr after the fixed tag; an error of stderr itself is nobody's news."""
+    try:
+        print(f"[rankwatch] {text}", file=out or sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+def fail(text: str) -> int:
+    """Say a usage error; its exit code."""
+    say(f"error: {text}")
+    return EXIT_USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = available()
+    width = max(map(len, names), default=0)
+    parser = argparse.ArgumentParser(
+        prog="rankwatch",
+        usage="rankwatch [options] COMMAND ...\n       rankwatch [options] torchrun <torchrun arguments>",
+        description="torchrun with eyes: names the rank that holds a distributed PyTorch job up, and says why.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:{width}}  {COMMANDS[name]}" for name in names)
+        + "\n\nOptions may also stand in /etc/rankwatch/config.toml, ~/.config/rankwatch/config.toml, ./rankwatch.toml, the file named by"
+        + "\nRANKWATCH_CONFIG, and in variables such as RANKWATCH_RUN_DIR; `rankwatch config` shows which one holds."
+        + "\nExit codes: the job's own for torchrun; otherwise 0 fine, 2 wrong usage, 3 degraded or nothing found, 4 not enough.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"rankwatch {__version__}")
+    for option in OPTIONS:
+        parser.add_argument(option.flag, metavar=option.metavar, help=option.help.replace("%", "%%"))
+    return parser
+
+
+def _given(words: Sequence[str]) -> list[tuple[str, str]]:
+    """(option name, raw value) in order; config.load reads the values, so that flags, files and variables are refused in the same words."""
+    given, rest = [], iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        given.append((name.removeprefix("--"), value if equals else next(rest)))
+    return given
+
+
+def _swallowed(before: Sequence[str]) -> str:
+    """Names the likely slip in `--run-dir torchrun train.py`: an option without its value took the command."""
+    if len(before) >= 2 and before[-1] in COMMANDS:
+        return f" ({before[-2]} took {before[-1]!r} as its value)"
+    return ""

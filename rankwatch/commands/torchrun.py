@@ -1,0 +1,21 @@
+"""`rankwatch torchrun ...`: torchrun, supervised. Every argument belongs to torch's own parser."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rankwatch.cli import fail, say
+from rankwatch.config import Options
+from rankwatch.monitor.policy import Limits
+
+
+def main(argv: Sequence[str], options: Options) -> int:
+    """The job's own exit code. A limit that the policy does not know is refused before torch is loaded."""
+    try:
+        limits = Limits.from_options(options.stuck_after_s, options.limits)
+    except ValueError as error:
+        return fail(str(error))
+    from rankwatch.launcher.torchrun import run
+
+    return run(list(argv), options, limits, ("rankwatch", *sys.argv[1:]), say)

@@ -1,0 +1,86 @@
+"""The environment that turns the children of one start of the workers into watched ranks. Pure: environment in, changes out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from rankwatch.wire import env as names
+
+RECORDER_ENTRIES = "2000"
+_RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Two names of one setting: whichever the user set speaks for both. torch 2.9 and 2.10 record nothing on gloo unless it is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What to change in os.environ for the children: `set` holds final values, `unset` names to remove."""
+
+    set: Mapping[str, str]
+    unset: tuple[str, ...] = ()
+
+    def apply(self, environ: MutableMapping[str, str]) -> Mapping[str, str | None]:
+        """Change `environ`; returns what `restore` needs to undo it."""
+        before = {name: environ.get(name) for name in (*self.set, *self.unset)}
+        environ.update(self.set)
+        for name in self.unset:
+            environ.pop(name, None)
+        return before
+
+
+def restore(environ: MutableMapping[str, str], before: Mapping[str, str | None]) -> None:
+    """Undo `Injection.apply`."""
+    for name, value in before.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
+
+
+def inject(
+    environ: Mapping[str, str],
+    *,
+    package_dir: str,
+    launcher_pid: int,
+    attempt: int,
+    slot_dir: str | None,
+    ptrace_scope: int | None = None,
+    no_probes: tuple[str, ...] = (),
+) -> Injection:
+    """The changes for one attempt. package_dir: folder of the package `rankwatch`. slot_dir None: the ranks run unwatched.
+
+    A launcher may itself run inside a rank of another rankwatch: that one's variables (a claim above all) must not reach our ranks.
+    A user's TORCH_* and NCCL_* values are never changed.
+    """
+    wanted = {
+        names.AGENT_DIR: package_dir,
+        names.LAUNCHER_PID: str(launcher_pid),
+        names.ATTEMPT: str(attempt),
+        "PYTHONPATH": _python_path(environ, package_dir),
+    }
+    if slot_dir is not None:
+        wanted[names.SLOT_DIR] = slot_dir
+    if ptrace_scope == 1:
+        wanted[names.PTRACE_OPT_IN] = "1"
+    if no_probes:
+        wanted[names.NO_PROBES] = ",".join(no_probes)
+    if not any(name in environ for name in _RECORDER_VARIABLES):
+        wanted.update(dict.fromkeys(_RECORDER_VARIABLES, RECORDER_ENTRIES))
+    return Injection(wanted, tuple(name for name in names.RANK_VARIABLES if name in environ and name not in wanted))
+
+
+def site_dir(package_dir: str) -> str:
+    """The only folder of ours that enters PYTHONPATH: it holds sitecustomize.py and nothing else."""
+    return os.path.join(package_dir, "agent", "site")
+
+
+def _python_path(environ: Mapping[str, str], package_dir: str) -> str:
+    ours = site_dir(package_dir)
+    outer = environ.get(names.AGENT_DIR)
+    drop = {ours, site_dir(outer)} if outer else {ours}
+    old = environ.get("PYTHONPATH")
+    if not old:
+        return ours
+    # an empty part means the working directory: the user's, to keep
+    return os.pathsep.join([ours, *(part for part in old.split(os.pathsep) if part not in drop)])

@@ -1,0 +1,170 @@
+"""Where the files of a run go: made with a deadline, since the place may be a network file system that does not answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+DEADLINE_S = 5.0
+ROOT = "rankwatch-runs"
+LATEST = "latest"
+EARLIER = "earlier"
+_CONTRACT = ("run.json", "events.jsonl", "incidents", "nodes")
+_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """An existing, writable directory (absolute path). `notes` are lines for people: what went wrong, what was found there."""
+
+    path: str
+    notes: tuple[str, ...] = ()
+
+
+def job_id(environ: Mapping[str, str], rendezvous_id: str) -> str:
+    """Name of the job: SLURM_JOB_ID, else the rendezvous id unless torchrun made it up ("none", a uuid: its first part), else random."""
+    slurm = environ.get("SLURM_JOB_ID", "")
+    rendezvous = "" if rendezvous_id == "none" else _UUID.sub(r"\1", rendezvous_id)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", slurm or rendezvous)[:64].strip("._") or secrets.token_hex(4)
+
+
+def make(given: str | None, job: str, mode: int = 0o700, first_node: bool = True, wall_at: float | None = None, deadline_s: float = DEADLINE_S) -> RunDir:
+    """The run's directory. given None: ./rankwatch-runs/<utc>-<job>, with `latest` pointing to it.
+
+    A place that cannot be written or does not answer within deadline_s gives way to a new folder in the temp dir, and a note says so.
+    A given directory that holds an earlier run is used as it is; the earlier run.json and events.jsonl are kept in earlier/.
+    first_node: this launcher writes run.json; the others neither move `latest` nor mistake the first one's files for an earlier run's.
+    OSError only when the temp dir cannot be written either.
+    """
+    if given is None:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() if wall_at is None else wall_at))
+        wanted, how = os.path.join(ROOT, f"{stamp}-{job}"), "set --run-dir to a place that can be written"
+    else:
+        wanted, how = os.path.expanduser(given), "check --run-dir"
+    try:
+        path, notes = _within(deadline_s, lambda: _make(wanted, given is None, mode, first_node))
+    except OSError as error:
+        fallback = tempfile.mkdtemp(prefix="rankwatch-run-")
+        return RunDir(fallback, (f"run dir {wanted} cannot be used ({_why(error)}); this run's files go to {fallback}; {how}",))
+    return RunDir(path, notes)
+
+
+def _make(wanted: str, ours: bool, mode: int, first_node: bool) -> tuple[str, tuple[str, ...]]:
+    path = os.path.abspath(wanted)
+    notes: tuple[str, ...] = ()
+    if ours:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        path = _make_new(path, mode)
+    elif os.path.isdir(path):
+        notes = _keep_earlier(path) if first_node else ()
+    else:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            os.mkdir(path, mode)
+        except FileExistsError:  # another node of this job was faster, or a file is in the way
+            if not os.path.isdir(path):
+                raise
+        else:
+            os.chmod(path, mode)  # mkdir is subject to the umask
+    _check_writable(path)
+    if ours and first_node:
+        _point_latest(path)
+    return path, notes
+
+
+def _make_new(path: str, mode: int) -> str:
+    """`path`, or `path` with -2, -3, ... when two runs start within a second: a default directory is never shared."""
+    for n in range(1, 100):
+        candidate = path if n == 1 else f"{path}-{n}"
+        try:
+            os.mkdir(candidate, mode)
+        except FileExistsError:
+            continue
+        os.chmod(candidate, mode)
+        return candidate
+    raise FileExistsError(0, "a hundred runs with this name exist")
+
+
+def _check_writable(path: str) -> None:
+    """Write and remove 4 KiB: permission bits do not tell, and a full disk lets empty files through."""
+    fd, probe = tempfile.mkstemp(prefix=".rankwatch-probe-", dir=path)
+    try:
+        os.write(fd, b"\0" * 4096)
+    finally:
+        os.close(fd)
+        os.unlink(probe)
+
+
+def _keep_earlier(path: str) -> tuple[str, ...]:
+    """Give an earlier run's single files a second name that this run does not write. Nothing is moved: another node may be writing here."""
+    found = [name for name in _CONTRACT if os.path.lexists(os.path.join(path, name))]
+    if not found:
+        return ()
+    kept = []
+    for name in ("run.json", "events.jsonl"):
+        source = os.path.join(path, name)
+        if not os.path.isfile(source):
+            continue
+        os.makedirs(os.path.join(path, EARLIER), mode=0o700, exist_ok=True)
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(os.stat(source).st_mtime))
+        target = os.path.join(path, EARLIER, f"{stamp}-{name}")
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            pass  # kept already
+        except OSError:  # a file system without hard links
+            _copy(source, target)
+        kept.append(f"{EARLIER}/{stamp}-{name}")
+    also = f"; its files are kept as {' and '.join(kept)}" if kept else ""
+    return (f"run dir {path} holds an earlier run{also}; incidents of both runs lie side by side",)
+
+
+def _copy(source: str, target: str) -> None:
+    with open(source, "rb") as old, open(target, "xb") as new:
+        while chunk := old.read(1 << 20):
+            new.write(chunk)
+
+
+def _point_latest(path: str) -> None:
+    """Best effort; a real file or folder of that name is the user's and stays."""
+    link = os.path.join(os.path.dirname(path), LATEST)
+    if os.path.lexists(link) and not os.path.islink(link):
+        return
+    temporary = f"{link}.{secrets.token_hex(4)}"
+    try:
+        os.symlink(os.path.basename(path), temporary)
+        os.replace(temporary, link)
+    except OSError:
+        pass  # a file system without links
+
+
+def _within(deadline_s: float, function: Callable[[], tuple[str, tuple[str, ...]]]) -> tuple[str, tuple[str, ...]]:
+    """The function's result or its OSError; TimeoutError when it does not come in time. The thread is left to the file system."""
+    outcome: list[tuple[str, tuple[str, ...]] | Exception] = []
+
+    def work() -> None:
+        try:
+            outcome.append(function())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="rankwatch-rundir", daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if not outcome:
+        raise TimeoutError(0, f"no answer within {deadline_s:g} s; is its file server up?")
+    if isinstance(outcome[0], OSError):
+        raise outcome[0]
+    if isinstance(outcome[0], Exception):
+        raise OSError(0, f"{type(outcome[0]).__name__}: {outcome[0]}")
+    return outcome[0]
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)

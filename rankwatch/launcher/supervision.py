@@ -1,0 +1,249 @@
+"""What happens around one launcher's workers: slots before they start, the monitor after. Knows no torch; called by launcher/torchrun.py.
+
+All work runs aside (launcher/aside.py); the methods here wait for a bounded time and raise nothing but what a signal handler raises in them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import rankwatch
+from rankwatch.config import Options
+from rankwatch.launcher import rundir
+from rankwatch.launcher.aside import Aside
+from rankwatch.launcher.inject import Injection, inject
+from rankwatch.launcher.slots import SlotDirectory, SlotPlace, sweep
+from rankwatch.model import JobInfo
+from rankwatch.monitor.policy import Limits
+from rankwatch.monitor.workers import Worker, Workers
+
+EVIDENCE_S = 1.5  # how long torchrun's own end of the surviving workers may wait for stacks
+SLOTS_WAIT_S = 3.0  # a stuck /dev/shm is unheard of; /tmp may be anything
+FINISH_WAIT_S = {True: 1.0, False: 4.0}  # after success, after failure: past what Monitor.stop promises, only for one that hangs
+PACKAGE_DIR = os.path.dirname(os.path.abspath(rankwatch.__file__))
+
+
+class Monitor(Protocol):
+    """What this module asks of rankwatch.monitor.loop.Monitor."""
+
+    def start(self) -> None: ...
+    def workers_started(self, workers: Workers) -> None: ...
+    def workers_failing(self, exits: Mapping[int, int], deadline_s: float) -> None: ...
+    def ending(self, reason: str) -> None: ...
+    def workers_stopped(self, reason: str) -> None: ...
+    def restarting(self, attempt: int) -> None: ...
+    def stop(self, exit_code: int | None) -> None: ...
+
+
+def make_monitor(options: Options, job: JobInfo, limits: Limits) -> Monitor:
+    """The monitor of this launcher; imported here, beside the ranks' own start, because it takes a third of a second."""
+    from rankwatch.monitor.loop import Monitor
+
+    return Monitor(options, job, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of the workers, as the rendezvous has settled it. ranks: local rank -> global rank. rendezvous_id: torchrun's run id."""
+
+    group_rank: int
+    world_size: int
+    nnodes: int
+    ranks: Mapping[int, int]
+    rendezvous_id: str
+
+
+class Supervision:
+    """One launcher's supervision from the first start of the workers to the exit. Methods are called from the launcher's main thread."""
+
+    def __init__(
+        self,
+        options: Options,
+        limits: Limits,
+        command: tuple[str, ...],
+        versions: Mapping[str, str],
+        say: Callable[[str], None],
+        factory: Callable[[Options, JobInfo, Limits], Monitor] | None = None,
+    ) -> None:
+        self._options = options
+        self._limits = limits
+        self._command = command
+        self._versions = dict(versions)
+        self._say = say
+        self._factory = factory or make_monitor
+        self._aside = Aside("rankwatch-launch")
+        self._slots = SlotDirectory()
+        self._monitor: Monitor | None = None
+        self._attempt = -1
+        self._place = SlotPlace(None, "no attempt yet")
+        self._injection = Injection({})
+        self._pids: dict[int, int] = {}  # rank -> pid of the attempt that runs
+        self._failed_rank: int | None = None
+
+    # -- a start of the workers
+
+    def prepare(self, start: Start) -> Injection:
+        """Slots for a new attempt; what its workers' environment needs. Without slots the ranks run unwatched and a line says so."""
+        self._attempt += 1
+        self._pids, self._failed_rank = {}, None
+        attempt, ranks = self._attempt, tuple(start.ranks.values())
+        making = self._aside.call(lambda: self._slots.make(attempt, ranks), SLOTS_WAIT_S)
+        self._place = making.value or SlotPlace(None, str(making.error or f"no answer within {SLOTS_WAIT_S:g} s"))
+        if self._place.path is None:
+            self._say(f"no place for the ranks' slots ({self._place.reason}): ranks are watched from outside only; free space in /dev/shm or /tmp")
+        self._injection = inject(
+            os.environ,
+            package_dir=PACKAGE_DIR,
+            launcher_pid=os.getpid(),
+            attempt=attempt,
+            slot_dir=self._place.path,
+            ptrace_scope=_ptrace_scope(),
+            no_probes=self._options.no_probe,
+        )
+        return self._injection
+
+    def started(self, start: Start, workers: tuple[Worker, ...]) -> None:
+        """The workers run. Returns at once: run directory, monitor and the removal of old slots follow aside."""
+        self._pids = {worker.rank: worker.pid for worker in workers}
+        group = Workers(
+            attempt=self._attempt,
+            group_rank=start.group_rank,
+            world_size=start.world_size,
+            nnodes=start.nnodes,
+            node=socket.gethostname(),
+            slot_dir=self._place.path,
+            slot_reason=self._place.reason,
+            workers=workers,
+        )
+        self._aside.submit(lambda: self._slots.record_workers([worker.pid for worker in workers]))
+        if self._attempt == 0:
+            self._aside.submit(lambda: self._start_monitor(start, self._injection))
+        self._tell(lambda monitor: monitor.workers_started(group))
+        if self._attempt == 0:
+            self._aside.submit(sweep)
+
+    # -- while they run, and at their end
+
+    def look(self) -> None:
+        """Called before every poll of torchrun's: a worker that has just failed is the last moment at which its peers still live."""
+        if self._failed_rank is not None:
+            return
+        exits = failed_exits(self._pids)
+        if exits:
+            self.failing(exits, EVIDENCE_S)
+
+    def failing(self, exits: Mapping[int, int], deadline_s: float) -> None:
+        """Once per attempt: hand the exit codes over, wait for the evidence, announce that torchrun now ends the others."""
+        if self._failed_rank is not None or not exits:
+            return
+        self._failed_rank = min(exits)
+        self._tell(lambda monitor: monitor.workers_failing(exits, deadline_s), wait_s=deadline_s + 0.2)
+        self.ending(self._stop_reason())
+
+    def ending(self, reason: str) -> None:
+        """A planned end, or torchrun's stop of the workers, begins now."""
+        self._tell(lambda monitor: monitor.ending(reason), wait_s=0.1)
+
+    def stopping(self) -> None:
+        """torchrun stops this node's workers."""
+        if self._failed_rank is None:
+            self.ending(self._stop_reason())
+
+    def stopped(self) -> None:
+        """torchrun has stopped this node's workers."""
+        reason = self._stop_reason()
+        self._pids = {}
+        self._tell(lambda monitor: monitor.workers_stopped(reason))
+
+    def rendezvous(self) -> None:
+        """A rendezvous begins; after the first one it is a restart."""
+        if self._attempt >= 0:
+            attempt = self._attempt + 1
+            self._tell(lambda monitor: monitor.restarting(attempt))
+
+    def finish(self, exit_code: int | None) -> None:
+        """The last look, then nothing of ours is left. A second signal ends the waiting, not the clean-up; nothing is raised."""
+        try:
+            self._tell(lambda monitor: monitor.stop(exit_code))
+            if self._attempt >= 0:
+                self._aside.call(self._slots.remove, FINISH_WAIT_S[exit_code == 0])
+        except (Exception, KeyboardInterrupt):
+            pass
+        try:
+            self._slots.remove()
+        except (Exception, KeyboardInterrupt):
+            pass  # the next start sweeps it
+
+    def _stop_reason(self) -> str:
+        if self._failed_rank is None:
+            return "torchrun stops the workers for a new rendezvous"
+        return f"torchrun stops the workers after rank {self._failed_rank} failed"
+
+    def _start_monitor(self, start: Start, injection: Injection) -> None:
+        try:
+            job = self._job(start, injection)
+            monitor = self._factory(self._options, job, self._limits)
+            monitor.start()
+            self._monitor = monitor
+        except Exception as error:
+            self._say(f"supervision off: {type(error).__name__}: {error}; the job runs on; `rankwatch doctor` tells more")
+
+    def _job(self, start: Start, injection: Injection) -> JobInfo:
+        name = rundir.job_id(os.environ, start.rendezvous_id)
+        place = rundir.make(self._options.run_dir, name, self._options.run_dir_mode, first_node=start.group_rank == 0)
+        for note in place.notes:
+            self._say(note)
+        labels = dict(self._options.labels)
+        if self._options.owner:
+            labels.setdefault("owner", self._options.owner)
+        return JobInfo(
+            job_id=name,
+            run_dir=place.path,
+            command=self._command,
+            node=socket.gethostname(),
+            world_size=start.world_size,
+            nnodes=start.nnodes,
+            attempt=0,
+            versions={"rankwatch": rankwatch.__version__, "python": sys.version.split()[0], **self._versions},
+            set_environment=dict(injection.set),
+            started_wall_at=time.time(),
+            labels=labels,
+        )
+
+    def _tell(self, what: Callable[[Monitor], None], wait_s: float = 0.0) -> None:
+        """Queue one call of the monitor behind those before it, and wait for it up to wait_s."""
+
+        def call() -> None:
+            if self._monitor is not None:
+                what(self._monitor)
+
+        queued = self._aside.submit(call)
+        if wait_s > 0:
+            queued.wait(wait_s)
+
+
+def failed_exits(pids: Mapping[int, int]) -> dict[int, int]:
+    """rank -> exit code of the children that have ended badly and are not collected yet (negative: the signal). Collects none of them."""
+    exits = {}
+    for rank, pid in pids.items():
+        try:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except OSError:
+            continue  # collected by torchrun's poll: it ended well, or torchrun knows
+        if ended is not None and ended.si_status != 0:
+            exits[rank] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return exits
+
+
+def _ptrace_scope() -> int | None:
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

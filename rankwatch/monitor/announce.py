@@ -1,0 +1,150 @@
+"""When to say what on stderr. The words are notify/lines.py's; a thread of its own does the writing, a full pipe stops nobody else."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import TextIO
+
+from rankwatch.model import Incident, IncidentChange, JobSnapshot, RankState, Status
+from rankwatch.notify import lines
+
+REPEAT_AT_S = (60.0, 300.0, 900.0)
+REPEAT_EVERY_S = 900.0
+BLIND_AFTER_S = 30.0
+STEPPING_BY_COLLECTIVES = 20
+QUEUE_LINES = 1000
+WORTH_SAYING_S = 1.0
+
+
+class Announcer:
+    """Says each thing once: what is watched, that all ranks step, each verdict (again at 1, 5, 15 min), the end."""
+
+    def __init__(self, out: TextIO, log_format: str = "logfmt") -> None:
+        self._out = out
+        self._json = log_format == "json"
+        self._queue: queue.Queue[str | threading.Event] = queue.Queue(QUEUE_LINES)
+        self._thread: threading.Thread | None = None
+        self._watching = False
+        self._stepping = False
+        self._blind: set[int] = set()
+        self._repeats: dict[str, int] = {}
+        self._said: dict[str, str] = {}  # incident -> where its report lies
+        self._stepped_at: dict[int, float] = {}
+        self.dropped = 0
+
+    def notice(self, text: str) -> None:
+        """One line about rankwatch itself."""
+        self._say(lines.notice(text, as_json=self._json))
+
+    def look(self, status: Status, settled: bool) -> None:
+        """After every look: the first line once everything is known (settled), the second once all ranks step, BLIND ranks, repeats."""
+        snapshot = status.snapshot
+        if snapshot is None:
+            return
+        ranks = tuple(snapshot.ranks().values())
+        if not self._watching and settled:
+            self.watching(status)
+        if not self._stepping:
+            self._look_for_steps(ranks, status, snapshot)
+        for rank in ranks:
+            alive = rank.process is not None and rank.process.alive
+            if rank.agent == "silent" and alive and snapshot.now - snapshot.started_at >= BLIND_AFTER_S and rank.rank not in self._blind:
+                self._blind.add(rank.rank)
+                self._say(lines.blind(rank.rank, rank.agent_detail, as_json=self._json))
+        for incident in status.open_incidents:
+            self._repeat(incident, status, snapshot.now)
+
+    def watching(self, status: Status) -> None:
+        """The first line, if it was not said yet."""
+        if not self._watching:
+            self._watching = True
+            self._say(lines.watching(status, as_json=self._json))
+
+    def changed(self, change: IncidentChange, status: Status, report: str = "") -> None:
+        """A verdict line when an incident opens, gets worse or ends. report: path of its report."""
+        self.watching(status)
+        self._said[change.incident.id] = report
+        self._say(lines.verdict(change.incident, status, report, as_json=self._json))
+
+    def ended(self, status: Status, failed: bool, log_tails: Mapping[int, str]) -> None:
+        """The last line; after a failed job the block that names the culprit first."""
+        if self._watching or status.closed_incidents or status.open_incidents:
+            self._say(lines.done(status, as_json=self._json))
+        if failed:
+            self._say(lines.failed_block(status, log_tails, as_json=self._json))
+
+    def restarted(self) -> None:
+        """Other processes run under the ranks from now on."""
+        self._blind.clear()
+        self._stepped_at.clear()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Whether everything said so far has been written within deadline_s."""
+        done = threading.Event()
+        try:
+            self._queue.put_nowait(done)
+        except queue.Full:
+            return False
+        self._start()
+        return done.wait(deadline_s)
+
+    def _repeat(self, incident: Incident, status: Status, now: float) -> None:
+        if incident.id not in self._said:
+            return
+        said = self._repeats.get(incident.id, 0)
+        due_s = REPEAT_AT_S[said] if said < len(REPEAT_AT_S) else REPEAT_AT_S[-1] + REPEAT_EVERY_S * (said - len(REPEAT_AT_S) + 1)
+        if now - incident.opened_at >= due_s:
+            self._repeats[incident.id] = said + 1
+            self._say(lines.verdict(incident, status, self._said[incident.id], as_json=self._json))
+
+    def _look_for_steps(self, ranks: tuple[RankState, ...], status: Status, snapshot: JobSnapshot) -> None:
+        for rank in ranks:
+            if _steps(rank):
+                self._stepped_at.setdefault(rank.rank, rank.last_step_at if rank.steps == 1 and rank.last_step_at is not None else snapshot.now)
+        if not self._watching or len(ranks) < snapshot.world_size or len(self._stepped_at) < len(ranks):
+            return
+        self._stepping = True
+        first, slowest = min(self._stepped_at.values()), max(self._stepped_at, key=lambda rank: self._stepped_at[rank])
+        by_s = self._stepped_at[slowest] - first
+        after_s = self._stepped_at[slowest] - snapshot.started_at
+        if by_s >= WORTH_SAYING_S:
+            self._say(lines.stepping(status, after_s=after_s, slowest_rank=slowest, slowest_by_s=by_s, as_json=self._json))
+        else:
+            self._say(lines.stepping(status, after_s=after_s, as_json=self._json))
+
+    def _say(self, text: str) -> None:
+        if not text:
+            return
+        try:
+            self._queue.put_nowait(text)
+        except queue.Full:
+            self.dropped += 1
+            return
+        self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="rankwatch-lines", daemon=True)
+            self._thread.start()
+
+    def _write(self) -> None:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                # One write for a whole line: ranks write to the same stderr.
+                self._out.write(item if item.endswith("\n") else item + "\n")
+                self._out.flush()
+            except (OSError, ValueError):
+                self.dropped += 1  # stderr is closed or full; files and pages still tell
+
+
+def _steps(rank: RankState) -> bool:
+    """It trains: an optimizer step was seen, or so many collectives that start-up alone does not explain them."""
+    if rank.steps >= 1:
+        return True
+    return rank.agent == "off" or (not rank.compiling and max(rank.completed.values(), default=0) >= STEPPING_BY_COLLECTIVES)

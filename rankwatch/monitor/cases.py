@@ -1,0 +1,138 @@
+"""The incidents of a run in the monitor's hands: folded from verdicts, filled with evidence, written and told.
+
+The life of an incident is decided in monitor/incidents.py; here is only what has to be done about each change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from rankwatch.model import Incident, IncidentChange, JobSnapshot, Stack, Status, Verdict
+from rankwatch.monitor.announce import Announcer
+from rankwatch.monitor.command import IncidentCommand
+from rankwatch.monitor.evidence import Evidence
+from rankwatch.monitor.files import RunFiles, as_json
+from rankwatch.monitor.incidents import Book, fold
+from rankwatch.monitor.policy import Limits
+from rankwatch.monitor.reader import Reader
+from rankwatch.report import incident as incident_report
+
+REWRITE_EVERY_S = 5.0
+WAITING_SHOWN = 8
+BEFORE_DEATH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    at: float
+    content: tuple[object, ...]
+
+
+class Cases:
+    """All incidents of this run. Called from the loop's thread only."""
+
+    def __init__(self, files: RunFiles, announcer: Announcer, command: IncidentCommand, evidence: Evidence) -> None:
+        self.book = Book()
+        self._files = files
+        self._announcer = announcer
+        self._command = command
+        self._evidence = evidence
+        self._written: dict[str, _Written] = {}
+
+    def judge(self, verdicts: tuple[Verdict, ...], snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
+        """Fold the verdicts of one look into the incidents; what has changed."""
+        self.book, changes = fold(self.book, verdicts, snapshot, snapshot.now, limits)
+        for change in changes:
+            if change.kind == "opened":
+                self._evidence.forget_native(change.incident.verdict.culprit_ranks)
+        return changes
+
+    def ranks_to_dump(self, changes: Iterable[IncidentChange]) -> tuple[int, ...]:
+        """Whose stacks a new or a worse incident shows: the culprits and some of those that wait for them."""
+        ranks: list[int] = []
+        for change in changes:
+            if change.kind in ("opened", "escalated"):
+                ranks += _shown(change.incident)
+        return tuple(dict.fromkeys(ranks))
+
+    def attach(self, changes: Iterable[IncidentChange], reader: Reader | None, status: Status) -> bool:
+        """Put stacks and recorder files that are there into the open incidents; whether any changed.
+
+        A stack stays as first taken until the incident gets worse: one that was taken after the trouble has passed shows nothing.
+        """
+        worse = {change.incident.id for change in changes if change.kind == "escalated"}
+        attached = False
+        for incident in self.book.open:
+            # Of a death everybody's last stack is worth keeping: torchrun ends the others at once.
+            dead = incident.verdict.verdict == "failed"
+            ranks = (
+                tuple(status.snapshot.ranks()) if dead and status.snapshot is not None else (*incident.verdict.culprit_ranks, *incident.verdict.waiting_ranks)
+            )
+            stacks = self._evidence.latest(ranks, not_before=incident.verdict.since - (BEFORE_DEATH_S if dead else 0.0))
+            news = {rank: stack for rank, stack in stacks.items() if _adds(stack, incident.stacks.get(rank), incident.id in worse)}
+            names: tuple[str, ...] = ()
+            if reader is not None and self._files.admit(incident) and (incident.id in worse or not incident.recorder_files):
+                names = self._files.recorders(incident, status, reader.raw_recorders(ranks))
+            if news or (names and names != incident.recorder_files):
+                self.book = self.book.with_evidence(incident.id, stacks=news, recorder_files=names)
+                attached = True
+        return attached
+
+    def tell(self, changes: Iterable[IncidentChange], status: Status) -> None:
+        """Write what has changed, say it once, start the user's command. `status` is the one that pages and metrics show now."""
+        snapshot = status.snapshot
+        if snapshot is None:
+            return
+        changed = {change.incident.id: change for change in changes}
+        for incident in self.book.open:
+            change = changed.get(incident.id)
+            written = self._written.get(incident.id)
+            news = change is not None and change.kind != "updated"
+            if news or written is None or written.content != _content(incident) or snapshot.now - written.at >= REWRITE_EVERY_S:
+                self._write(incident, status)
+        for change in changed.values():
+            if change.kind == "closed":
+                self._write(change.incident, status)
+            if change.kind != "updated":
+                self._announce(replace(change, incident=self._newest(change.incident)), status)
+
+    def _write(self, incident: Incident, status: Status) -> None:
+        now = status.snapshot.now if status.snapshot is not None else 0.0
+        self._written[incident.id] = _Written(now, _content(incident))
+        self._files.incident(incident, status)
+
+    def _announce(self, change: IncidentChange, status: Status) -> None:
+        incident, verdict = change.incident, change.incident.verdict
+        report = self._files.path_of(incident.id, "report.txt") if self._files.known(incident.id) else ""
+        self._announcer.changed(change, status, report)
+        fields: Mapping[str, object] = {
+            "incident": incident.id,
+            "verdict": verdict.verdict,
+            "cause": verdict.cause,
+            "domain": verdict.domain,
+            "culprit_ranks": list(verdict.culprit_ranks),
+            "waiting_ranks": list(verdict.waiting_ranks),
+            "summary": verdict.summary,
+        }
+        self._files.event(incident.updated_wall_at, f"incident_{change.kind}", fields)
+        self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)))
+
+    def _newest(self, incident: Incident) -> Incident:
+        return next((other for other in (*self.book.open, *self.book.closed) if other.id == incident.id), incident)
+
+
+def _adds(stack: Stack, before: Stack | None, worse: bool) -> bool:
+    if before is None or (not before.threads and bool(stack.threads)) or (stack.native and not before.native):
+        return True
+    return worse and stack.at > before.at and bool(stack.threads)
+
+
+def _content(incident: Incident) -> tuple[object, ...]:
+    """What makes a rewrite worth while at once, beside changes of the verdict: who is blamed and what evidence there is."""
+    stacks = tuple((rank, bool(stack.threads), stack.native) for rank, stack in sorted(incident.stacks.items()))
+    return (incident.verdict.culprit_ranks, stacks, incident.recorder_files)
+
+
+def _shown(incident: Incident) -> tuple[int, ...]:
+    return (*incident.verdict.culprit_ranks, *incident.verdict.waiting_ranks[:WAITING_SHOWN])

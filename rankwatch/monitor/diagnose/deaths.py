@@ -1,0 +1,199 @@
+"""Ranks that ended badly: which one was first, and which ones only followed.
+
+A death by SIGTERM, SIGINT or SIGHUP is a planned end unless torchrun's own report says otherwise. A rank whose exception speaks of a
+lost peer or a timeout, or whose own collective had timed out, is a victim. A rank that ended with exit code 0 while such victims
+were in a group with it is the first cause: its closing sockets are what they died of.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from rankwatch.model import JobSnapshot, RankState, Verdict
+from rankwatch.monitor.diagnose import causes, words
+from rankwatch.monitor.diagnose.causes import Finding, signal_name
+from rankwatch.monitor.diagnose.state import Death, State
+from rankwatch.monitor.policy import Limits
+from rankwatch.wire.ranks import compress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|socket (is )?closed|unexpected end of (file|stream)|"
+    r"application timeout caused pair closure|read error|write error|writev|readv|timed out (waiting|after)|timeout waiting|wait timeout|"
+    r"watchdog caught collective|collective operation timeout|nccl communicator was aborted|remote process exited|ncclremoteerror|"
+    r"distnetworkerror|diststoreerror|connectfullmesh|failed to (recv|send)|heartbeat.*(timeout|stuck)|monitoredbarrier|"
+    r"ranks? .* failed to (pass|reach) monitored",
+    re.IGNORECASE,
+)
+_TORCH_COMM = re.compile(r"gloo|nccl|c10d|torch[/.]distributed|dist(backend|network|store)error|tcpstore|processgroup|pair\.cc|socket", re.IGNORECASE)
+_PLANNED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_AFTER_FAILURE = re.compile(r"fail|after rank|died", re.IGNORECASE)
+_SAME_DEATH_S = 1.0  # ranks that end alike within this time ended of the same cause
+_ORDER = {"SIGKILL": 0, "SIGSEGV": 0, "SIGBUS": 0, "SIGILL": 0, "SIGFPE": 0, "": 1, "SIGABRT": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """verdict: None while nobody is to be named. weak: named for want of a better candidate, may be replaced."""
+
+    verdict: Verdict | None
+    weak: bool = False
+
+
+def observe(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> dict[int, Death]:
+    """Every death seen in this attempt. The first sight fixes its time, unless the process record tells it better."""
+    deaths = dict(state.deaths)
+    for rank in ranks.values():
+        process = rank.process
+        if rank.rank in deaths or process is None or process.exit_code is None:
+            continue
+        at = process.exited_at if process.exited_at is not None else snapshot.now
+        before = state.ending_at is not None and process.exited_at is not None and process.exited_at < state.ending_at - 0.1
+        deaths[rank.rank] = Death(rank.rank, process.exit_code, at, snapshot.now, bool(snapshot.ending) and not before)
+    return deaths
+
+
+def planned_end(snapshot: JobSnapshot, deaths: Mapping[int, Death]) -> bool:
+    """Whether the end that begins now was asked for by somebody, and not torchrun's answer to a failure."""
+    if any(death.code != 0 and not death.after_ending and signal_name(death.code) not in _PLANNED for death in deaths.values()):
+        return False
+    return not _AFTER_FAILURE.search(snapshot.ending)
+
+
+def is_victim(rank: RankState, death: Death, overdue: bool) -> bool:
+    """overdue: the rank sat in a collective whose timeout had passed."""
+    crash = rank.crash
+    if crash is not None:
+        text = f"{crash.type}: {crash.message}"
+        if _LOST_PEER.search(text):
+            # a plain ConnectionResetError in the job's own download code is no lost peer
+            return bool(_TORCH_COMM.search(text) or _TORCH_COMM.search(crash.traceback)) or crash.type in ("RuntimeError", "torch.AcceleratorError")
+    return overdue and signal_name(death.code) in ("SIGABRT", "SIGTERM", "")
+
+
+def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], deaths: Mapping[int, Death], overdue: frozenset[int], key: str) -> Judged:
+    """The first cause among the deaths. Once named for sure it stays; called on every look, also while the job is being ended."""
+    if state.failure is not None and not state.failure_weak:
+        return Judged(state.failure)
+    if state.ending_planned:
+        return Judged(state.failure, state.failure_weak)
+    bad = {rank: death for rank, death in deaths.items() if death.code != 0 and rank in ranks}
+    if not bad:
+        return Judged(None)
+    victims, firsts, planned = {}, {}, {}
+    seen_early = any(not death.after_ending for death in bad.values())
+    for rank, death in bad.items():
+        name, crash = signal_name(death.code), ranks[rank].crash
+        stopped = (
+            death.after_ending and seen_early and (name == "SIGKILL" or (not name and (crash is None or crash.type in ("KeyboardInterrupt", "SystemExit"))))
+        )
+        if name in _PLANNED or stopped:
+            planned[rank] = death  # asked for, or torchrun's own stop of the workers
+        elif is_victim(ranks[rank], death, rank in overdue):
+            victims[rank] = death
+        else:
+            firsts[rank] = death
+    if firsts:
+        ordered = sorted(firsts.values(), key=lambda death: (round(death.at, 1), _ORDER.get(signal_name(death.code), 1), death.rank))
+        first = ordered[0]
+        finding = causes.of(ranks[first.rank], first.at, state, snapshot.now, _NO_LIMITS)
+        same = [first.rank]
+        for other in ordered[1:]:
+            theirs = causes.of(ranks[other.rank], other.at, state, snapshot.now, _NO_LIMITS)
+            if other.at - first.at <= _SAME_DEATH_S and theirs.cause == finding.cause and theirs.says == finding.says:
+                same.append(other.rank)
+        return Judged(_verdict(finding, tuple(sorted(same)), first.at, snapshot, ranks, bad, key))
+    if victims:
+        return _of_victims(state, snapshot, ranks, deaths, victims, bad, overdue, key)
+    return _terminated(state, snapshot, ranks, planned, bad, key)
+
+
+def _of_victims(
+    state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], deaths: Mapping[int, Death], victims: Mapping[int, Death],
+    bad: Mapping[int, Death], overdue: frozenset[int], key: str,
+) -> Judged:  # fmt: skip
+    start = min(death.at for death in victims.values())
+    mates = {mate for rank in victims for group in ranks[rank].groups for mate in group.ranks}
+    gone = [death for rank, death in deaths.items() if death.code == 0 and (rank in mates or not mates) and death.at <= start + 0.5]
+    if gone:
+        last = max(death.at for death in gone)
+        named = tuple(sorted(death.rank for death in gone if death.at >= last - _SAME_DEATH_S))
+        finding = causes.of(ranks[named[0]], last, state, snapshot.now, _NO_LIMITS)
+        finding = replace(
+            finding, cause="exited", domain="user_code", says="it ended with exit code 0 while its peers were still in their collectives", limit="at_once"
+        )
+        return Judged(_verdict(finding, named, last, snapshot, ranks, bad, key))
+    if overdue or any(trouble.verdict is not None for trouble in state.troubles) or state.frozen:
+        return Judged(None)  # they died of a hang that has its own verdict
+    unseen = snapshot.world_size - len(ranks)
+    settled = snapshot.final or snapshot.now - start >= 3.0
+    if not settled:
+        return Judged(None)
+    if unseen > 0:
+        finding = Finding(
+            -1,
+            "unknown",
+            "unknown",
+            confidence="partial",
+            evidence=(f"only {len(ranks)} of {snapshot.world_size} ranks seen; the first to end is not among them",),
+        )
+        return Judged(_verdict(finding, (), start, snapshot, ranks, bad, key), weak=True)
+    first = min(victims.values(), key=lambda death: (round(death.at, 1), death.rank))
+    finding = causes.of(ranks[first.rank], first.at, state, snapshot.now, _NO_LIMITS)
+    finding = replace(
+        finding, domain="network", confidence="partial", evidence=(*finding.evidence, "every rank that ended speaks of a lost peer, and no peer was lost first")
+    )
+    return Judged(_verdict(finding, (first.rank,), start, snapshot, ranks, bad, key), weak=True)
+
+
+def _terminated(
+    state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], planned: Mapping[int, Death], bad: Mapping[int, Death], key: str
+) -> Judged:
+    """One rank alone that got a SIGTERM from outside, which torchrun then calls a failure."""
+    early = [death for death in planned.values() if not death.after_ending]
+    ends = snapshot.ending and _AFTER_FAILURE.search(snapshot.ending)
+    if len(early) != 1 or len(ranks) < 2 or not ends or state.ending_at is None:
+        return Judged(None)
+    finding = causes.of(ranks[early[0].rank], early[0].at, state, snapshot.now, _NO_LIMITS)
+    finding = replace(finding, confidence="likely", evidence=(*finding.evidence, "no other rank and not the launcher got this signal first"))
+    return Judged(_verdict(finding, (early[0].rank,), early[0].at, snapshot, ranks, bad, key))
+
+
+def _verdict(
+    finding: Finding, culprits: tuple[int, ...], at: float, snapshot: JobSnapshot, ranks: Mapping[int, RankState], bad: Mapping[int, Death], key: str
+) -> Verdict:
+    waiting = tuple(
+        sorted(
+            rank for rank, other in ranks.items()
+            if rank not in culprits and (rank in bad or any(other.enqueued.get(group.name, 0) > other.completed.get(group.name, 0) for group in other.groups))
+        )
+    )  # fmt: skip
+    victims = sorted(rank for rank in bad if rank not in culprits)
+    where = f" at {finding.at}" if finding.at else ""
+    who = words.ranks_text(culprits)
+    said = finding.says.removeprefix("it ") or "is gone"
+    summary = f"{who} failed first: {said}{where}" if culprits else "ranks failed of a lost peer that is not among the ranks seen"
+    if victims:
+        summary += f"; {words.ranks_text(victims)} ended after it"
+    evidence = list(finding.evidence)
+    for rank in victims[:4]:
+        crash = ranks[rank].crash
+        evidence.append(
+            f"rank {rank} is a consequence: " + (f"{crash.type}: {causes.first_line(crash.message, 120)}" if crash else f"exit code {bad[rank].code}")
+        )
+    if len(victims) > 4:
+        evidence.append(f"and so are ranks {compress(victims[4:])}")
+    partial = len(ranks) < snapshot.world_size
+    return Verdict(
+        key=key, verdict="failed", cause=finding.cause, domain=finding.domain, culprit_ranks=culprits, waiting_ranks=waiting, since=at,
+        summary=summary + words.seen(ranks, snapshot), unknown_ranks=words.unknown(ranks, snapshot), at=finding.at,
+        confidence="partial" if partial and not culprits else finding.confidence, advice=words.advice(finding.cause, finding), evidence=tuple(evidence),
+        missing_evidence=finding.missing_evidence,
+    )  # fmt: skip
+
+
+_NO_LIMITS = Limits()

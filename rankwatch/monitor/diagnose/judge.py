@@ -1,0 +1,246 @@
+"""The pure judge: one look at the job in, verdicts and wanted evidence out. No clock, no I/O, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankwatch.model import JobSnapshot, RankState, Verdict, Want
+from rankwatch.monitor.diagnose import causes, deaths, graph, hangs, idle, lateness, pairing, progress, waits, wants
+from rankwatch.monitor.diagnose import frames as stack_frames
+from rankwatch.monitor.diagnose.graph import Hang
+from rankwatch.monitor.diagnose.hangs import Scene
+from rankwatch.monitor.diagnose.state import Open, State, Trouble, Watch, age
+from rankwatch.monitor.diagnose.views import alive, build, fresh_ranks
+from rankwatch.monitor.diagnose.waits import Wait
+from rankwatch.monitor.policy import Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_FORGET_S = 2.0  # a hang that is not seen for this long is over
+
+
+def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:
+    """What is wrong with the job at this look.
+
+    state: what the look before returned, `State()` at first. now: monotonic seconds, normally snapshot.now.
+    Verdicts come on every look while they hold; equal keys are the same incident. The wanted evidence goes into a later snapshot.
+    """
+    if snapshot.now != now:
+        snapshot = replace(snapshot, now=now, wall_at=snapshot.wall_at + now - snapshot.now)
+    if state.attempt != snapshot.attempt:
+        state = State(attempt=snapshot.attempt, minted=state.minted)
+    ranks, offsets = fresh_ranks(snapshot, limits.report_stale_s)
+    state = _clocks(state, snapshot, limits)
+    state = replace(state, letters=_letters(state, ranks, now))
+    running, frame_times = causes.frame_times(state, ranks, now)
+    known_deaths = deaths.observe(state, snapshot, ranks)
+    if snapshot.ending and state.ending_at is None:
+        planned = state.failure is None and deaths.planned_end(snapshot, known_deaths)
+        state = replace(state, ending_at=now, ending_planned=planned)
+    state = replace(state, deaths=known_deaths, compiles=running, frame_times=frame_times)
+
+    state = _failure(state, snapshot, ranks)
+    if snapshot.ending or (state.failure is not None and not state.failure_weak):
+        return _ended(state, snapshot, ranks)
+    if state.quiet > 0:
+        return replace(state, quiet=state.quiet - 1), state.last, ()
+    return _running(state, snapshot, ranks, offsets, limits)
+
+
+def _running(
+    state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], offsets: Mapping[int, float], limits: Limits
+) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:
+    now = snapshot.now
+    views = build(snapshot, dict(ranks))
+    opens = waits.track_opens(state, views, offsets, snapshot)
+    state = replace(state, opens=opens)
+    starting, sights = waits.startup_waits(ranks, snapshot, state, limits)
+    entered, all_in = waits.collective_waits(views, opens, state, now, limits)
+    found = [*entered, *starting]
+    troubles_found = _resolve(found, ranks, state)
+    state = replace(state, startups={**sights, **all_in}, watches=_watches(state, troubles_found, found, ranks, now, limits))
+    scene = Scene(state, snapshot, ranks, limits)
+    state, cases = _rule(state, troubles_found, found, scene)
+    scene = replace(scene, state=state)
+    asked = wants.Asked(state.asked, now, 10 * limits.restack_s)
+    wanted, native = wants.wants(cases, found, scene, asked)
+    verdicts = [trouble.verdict for _, _, trouble in cases if trouble.verdict is not None]
+
+    leads, diverged, more = pairing.look(views.values(), scene, asked)
+    late, stragglers = lateness.look(views.values(), scene)
+    wanted += more
+    diverged = {key: replace(verdict, key=f"a{snapshot.attempt}-diverged-{key[0]}") for key, verdict in diverged.items()}
+    if not verdicts:
+        verdicts += [replace(verdict, key=f"a{snapshot.attempt}-straggler-{verdict.culprit_ranks[0]}") for verdict in stragglers]
+    verdicts += diverged.values()
+    moves = idle.mark(ranks)
+    since = state.idle_since if state.idle_since is not None and state.idle_mark == moves and not found else now
+    if not found and idle.due(scene, since):
+        silent, more = idle.look(scene, since, asked)
+        verdicts += [replace(verdict, key=f"a{snapshot.attempt}-idle") for verdict in silent]
+        wanted += more
+    state = replace(
+        state, leads=leads, diverged=diverged, lateness=late, asked=asked.times, idle_since=since, idle_mark=moves,
+        troubles=tuple(replace(trouble, native_asked=True) if trouble.key in native else trouble for trouble in state.troubles),
+    )  # fmt: skip
+    state, verdicts = _post_mortem(state, verdicts, found, scene)
+    if state.failure is not None:
+        verdicts = [state.failure, *(verdict for verdict in verdicts if verdict.key != state.failure.key)]
+    return replace(state, last=tuple(verdicts)), tuple(verdicts), tuple(wanted)
+
+
+# -- clocks and processes ------------------------------------------------------------------------------------------------------
+
+
+def _clocks(state: State, snapshot: JobSnapshot, limits: Limits) -> State:
+    if snapshot.gap_s <= limits.max_gap_s:
+        return state
+    return replace(state, quiet=limits.quiet_polls, pauses=(*state.pauses, (snapshot.now, snapshot.gap_s))[-16:])
+
+
+def _letters(state: State, ranks: Mapping[int, RankState], now: float) -> dict[int, tuple[str, float, int]]:
+    """Only the letters that mean something when they last."""
+    found = {}
+    for rank in ranks.values():
+        if rank.process is not None and rank.process.alive and rank.process.state in ("T", "t", "D"):
+            old = state.letters.get(rank.rank)
+            same = old is not None and old[0] == rank.process.state
+            found[rank.rank] = (rank.process.state, old[1], old[2] + 1) if old is not None and same else (rank.process.state, now, 1)
+    return found
+
+
+# -- hangs -----------------------------------------------------------------------------------------------------------------
+
+
+def _resolve(found: Sequence[Wait], ranks: Mapping[int, RankState], state: State) -> list[Hang]:
+    """The hangs behind the waits. A cycle counts only as far as its ranks really sit in their waits."""
+    result = graph.hangs(found, lambda rank, _wait: alive(ranks[rank]))
+    loose = {rank for hang in result for rank in _not_blocked(hang, found, ranks, state)}
+    if loose:
+        result = graph.hangs(found, lambda rank, _wait: alive(ranks[rank]) and rank not in loose)
+    return result
+
+
+def _not_blocked(hang: Hang, found: Sequence[Wait], ranks: Mapping[int, RankState], state: State) -> list[int]:
+    """Ranks of a cycle that only hold an un-waited handle: their stack is elsewhere (gloo), or they idle while their peers spin (NCCL)."""
+    if not hang.cycle:
+        return []
+    since = min(found[index].since for index in hang.waits)
+    sits = {rank: stack_frames.blocked(causes.fresh_stack(ranks[rank], since)) for rank in hang.cycle}
+    if any(sits.values()):
+        loose = [rank for rank, blocked in sits.items() if blocked is False]
+        return loose if len(loose) < len(hang.cycle) else []
+    busy = {rank: watch.busy_ratio for rank in hang.cycle if (watch := state.watches.get(rank)) is not None and watch.busy_ratio is not None}
+    if len(busy) == len(hang.cycle) and max(busy.values()) >= 0.5:
+        return [rank for rank, ratio in busy.items() if ratio < 0.05]
+    return []
+
+
+def _watches(state: State, troubles: Sequence[Hang], found: Sequence[Wait], ranks: Mapping[int, RankState], now: float, limits: Limits) -> dict[int, Watch]:
+    """Suspects and compiling ranks are watched; a watch outlives its wait by a few seconds only."""
+    due: dict[int, tuple[float, float]] = {}  # rank -> start of the wait, length of a look
+    for state_ in ranks.values():
+        if state_.compiling or state_.compile_witness:
+            due[state_.rank] = (0.0, limits.look_s)
+    for hang in troubles:
+        wait = hangs.primary(hang, found)
+        look = min(limits.look_s, limits.stuck_after_s(wait.timeout_s, first=wait.first) / 2.5)
+        for rank in (*hang.roots, *hang.cycle):
+            old = due.get(rank)
+            due[rank] = (0.0 if old else wait.since, min(look, old[1]) if old else look)
+    if state.idle_since is not None and now - state.idle_since > limits.idle_min_s / 2 and not found:
+        for rank in sorted(ranks)[: limits.max_stacks]:
+            due.setdefault(rank, (0.0, limits.look_s))
+    watches = {}
+    for rank, (since, look) in due.items():
+        old_watch = state.watches.get(rank)
+        if old_watch is not None and old_watch.look_at < since:
+            old_watch = None  # a look that began before the wait would count the work before it
+        watches[rank] = progress.observe(old_watch, ranks[rank], now, look, limits)
+    return watches
+
+
+def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: Scene) -> tuple[State, list[wants.Case]]:
+    now, minted = scene.now, state.minted
+    before = list(state.troubles)
+    cases: list[wants.Case] = []
+    kept: list[Trouble] = []
+    for hang in troubles:
+        keys = frozenset(found[index].key for index in hang.waits)
+        old = next((trouble for trouble in before if trouble.waits & keys), None)
+        if old is not None:
+            before.remove(old)
+        ruling = hangs.rule(hang, found, old, scene)
+        if old is None:
+            minted += 1
+            old = Trouble(f"a{scene.snapshot.attempt}-hang-{minted}", keys, frozenset(), ruling.since, now)
+        verdict = replace(ruling.verdict, key=old.key) if ruling.verdict is not None else None
+        agree = old.agree + 1 if ruling.mark and ruling.mark == old.finding else 1 if ruling.mark else 0
+        trouble = replace(
+            old, waits=keys, culprits=frozenset(ruling.culprits), since=ruling.since, seen=now, agree=agree, finding=ruling.mark,
+            deadline=ruling.deadline, verdict=verdict,
+        )  # fmt: skip
+        kept.append(trouble)
+        cases.append((hang, ruling, trouble))
+    kept += [trouble for trouble in before if now - trouble.seen < _FORGET_S]
+    return replace(state, troubles=tuple(kept), minted=minted), cases
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------------
+
+
+def _overdue(opens: Mapping[tuple[int, str, int], Open], now: float) -> frozenset[int]:
+    """Ranks whose own watchdog was due when they were last seen in their collective."""
+    return frozenset(rank for (rank, _, _), wait in opens.items() if wait.deadline is not None and now >= wait.deadline - 1.0)
+
+
+def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> State:
+    if state.failure is not None and not state.failure_weak:
+        return state
+    judged = deaths.judge(state, snapshot, ranks, state.deaths, _overdue(state.opens, snapshot.now), f"a{snapshot.attempt}-death")
+    if judged.verdict is None:
+        return state
+    culprits = set(judged.verdict.culprit_ranks)
+    told = next((trouble for trouble in state.troubles if trouble.verdict is not None and culprits & trouble.culprits), None)
+    verdict = replace(judged.verdict, key=told.key) if told is not None else judged.verdict
+    return replace(state, failure=verdict, failure_weak=judged.weak)
+
+
+def _ended(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:
+    """While the job ends nothing new is judged: what was open stays as it was, and the first death is named once."""
+    verdicts = list(state.frozen or state.last)
+    if state.failure is not None:
+        failure = state.failure
+        verdicts = [failure, *(verdict for verdict in verdicts if verdict.key != failure.key and verdict.verdict in ("stuck", "diverged", "failed"))]
+    elif snapshot.final and all(rank.process is not None and rank.process.exit_code == 0 for rank in ranks.values()):
+        verdicts = [verdict for verdict in verdicts if verdict.verdict in ("failed", "diverged")]
+    wanted: tuple[Want, ...] = ()
+    if state.failure is not None and not snapshot.final and state.deaths and snapshot.now - min(death.seen_at for death in state.deaths.values()) < 0.2:
+        living = tuple(sorted(rank.rank for rank in ranks.values() if alive(rank)))[:8]
+        if living and not snapshot.ending:
+            wanted = (Want("stacks", living, "peers of the rank that failed, while they live"), Want("recorder", living, "last operations before the end"))
+    return replace(state, last=tuple(verdicts)), tuple(verdicts), wanted
+
+
+def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], scene: Scene) -> tuple[State, list[Verdict]]:
+    """Once a watchdog has fired, what moves is no recovery: verdicts stay as they were at that moment."""
+    now, limits = scene.now, scene.limits
+    if state.frozen_at is not None:
+        quiet = not any(age(state.pauses, wait.since, now) >= wait.notice_s for wait in found)
+        if now - state.frozen_at < limits.post_mortem_s or not quiet or any(death.code for death in state.deaths.values()):
+            return state, list(state.frozen)
+        state = replace(state, frozen=(), frozen_at=None, troubles=())
+        return state, verdicts
+    told = {verdict.key for verdict in state.last} | {verdict.key for verdict in verdicts}
+    fired = [
+        trouble for trouble in state.troubles
+        if trouble.deadline is not None and trouble.verdict is not None and trouble.key in told
+        and (now >= trouble.deadline if trouble.seen == now else now >= trouble.deadline - 1.0)
+    ]  # fmt: skip
+    if not fired:
+        return state, verdicts
+    keys = {verdict.key for verdict in verdicts}
+    frozen = (*verdicts, *(trouble.verdict for trouble in fired if trouble.verdict is not None and trouble.key not in keys))
+    return replace(state, frozen=frozen, frozen_at=now), list(frozen)

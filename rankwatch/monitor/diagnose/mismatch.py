@@ -1,0 +1,109 @@
+"""Ranks that call different operations at the same sequence number of the same group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import prod
+
+from rankwatch.model import Collective
+from rankwatch.wire.ranks import compress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Operations whose ranks must bring equally many elements. all_to_all, gather, scatter and the list forms of all_gather and
+# reduce_scatter may be uneven; a barrier has no sizes.
+_EQUAL_SIZES = frozenset(
+    {
+        "all_reduce",
+        "allreduce",
+        "allreduce_coalesced",
+        "all_reduce_coalesced",
+        "broadcast",
+        "reduce",
+        "_all_gather_base",
+        "all_gather_into_tensor",
+        "_allgather_base",
+        "_reduce_scatter_base",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+        "all_gather_into_tensor_coalesced",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """classes: ranks by what they call, the largest first. culprits: all outside the majority, or everybody when there is none."""
+
+    classes: tuple[tuple[str, tuple[int, ...]], ...]
+    culprits: tuple[int, ...]
+    majority: bool
+    differs: str  # "operation" | "number of elements" | "dtype"
+
+
+def say(entry: Collective) -> str:
+    """`all_reduce of [1436] Float`, for people."""
+    sizes = ", ".join(str(list(size)) for size in entry.input_sizes[:4]) + (", ..." if len(entry.input_sizes) > 4 else "")
+    text = f"{entry.op} of {sizes}" if sizes else entry.op
+    kinds = sorted(set(entry.dtypes))
+    return f"{text} {'/'.join(kinds)}" if kinds and sizes else text
+
+
+def elements(entry: Collective) -> int | None:
+    """How many elements the rank brings; None where that is not recorded."""
+    return sum(prod(size) for size in entry.input_sizes) if entry.input_sizes else None
+
+
+def compare(entries: Mapping[int, Collective]) -> Mismatch | None:
+    """The disagreement among ranks at one sequence number; None when they agree or nothing can be said.
+
+    Compared in this order: operation, number of elements (shapes may differ), dtype where both sides have one.
+    """
+    by_op: dict[str, list[int]] = defaultdict(list)
+    for rank, entry in entries.items():
+        by_op[entry.op].append(rank)
+    if len(by_op) > 1:
+        return _split(by_op.values(), entries, "operation")
+    if not by_op or next(iter(by_op)) not in _EQUAL_SIZES:
+        return None
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for rank, entry in entries.items():
+        if (size := elements(entry)) is not None:
+            by_size[size].append(rank)
+    if len(by_size) > 1:
+        return _split(by_size.values(), entries, "number of elements")
+    by_dtype: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, entry in entries.items():
+        if entry.dtypes:
+            by_dtype[tuple(sorted(set(entry.dtypes)))].append(rank)
+    return _split(by_dtype.values(), entries, "dtype") if len(by_dtype) > 1 else None
+
+
+def _split(found: Iterable[list[int]], entries: Mapping[int, Collective], differs: str) -> Mismatch:
+    parts = sorted((tuple(sorted(ranks)) for ranks in found), key=lambda ranks: (-len(ranks), ranks))
+    majority = len(parts[0]) > len(parts[1])
+    culprits = sorted(rank for part in (parts[1:] if majority else parts) for rank in part)
+    return Mismatch(tuple((say(entries[part[0]]), part) for part in parts), tuple(culprits), majority, differs)
+
+
+def evidence(found: Mismatch, seq: int, label: str, habits: Mapping[int, str]) -> tuple[str, ...]:
+    """Lines for either side. habits: rank -> what its recent history says about this call ("" for nothing)."""
+    lines = [
+        f"{label} #{seq}: rank{'s' if len(ranks) > 1 else ''} {compress(ranks)} call{'' if len(ranks) > 1 else 's'} {text}" for text, ranks in found.classes[:8]
+    ]
+    lines += [f"rank {rank}: {text}" for rank, text in sorted(habits.items()) if text][:8]
+    if not found.majority:
+        lines.append("there is no majority, so either side may be the wrong one")
+    return tuple(lines)
+
+
+def habit(history: tuple[Collective, ...], entry: Collective) -> str:
+    """Whether this call is one that the rank repeats: with two ranks the best hint at the odd one."""
+    earlier = [past for past in history if past.group == entry.group and past.generation == entry.generation and past.seq < entry.seq]
+    if len(earlier) < 3:
+        return ""
+    same = sum(past.op == entry.op and past.input_sizes == entry.input_sizes for past in earlier)
+    return f"its last {len(earlier)} operations in this group hold {same} of this kind and size"

@@ -1,0 +1,133 @@
+"""What diagnose remembers between two looks. Frozen: every look makes a new one; bounded by ranks plus what is open now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rankwatch.model import Verdict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WaitKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """One rank's oldest open entry in one group. sure: `since` comes from the recorder, not from our first sight of it."""
+
+    seq: int
+    since: float
+    sure: bool = False
+    deadline: float | None = None  # monotonic; when the group's own watchdog ends it
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Progress of one suspect. A look compares CPU and bytes over Limits.look_s; marks and stacks count at once."""
+
+    since: float
+    look_at: float
+    cpu_s: float
+    io_bytes: int
+    marks: tuple[object, ...]
+    stack_at: float = 0.0
+    looks: int = 0
+    last_progress: float | None = None
+    why: str = ""
+    busy_ratio: float | None = None  # of a core, in the newest whole look
+    native_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One hang over several looks. Its key is the incident's: it stays while the cause sharpens and the culprits change."""
+
+    key: str
+    waits: frozenset[WaitKey]
+    culprits: frozenset[int]
+    since: float
+    seen: float
+    agree: int = 0  # looks in a row with the same unhealable finding
+    finding: tuple[object, ...] = ()
+    deadline: float | None = None
+    native_asked: bool = False
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank that ended. at: when, as well as it is known. planned: after an end that somebody asked for had begun."""
+
+    rank: int
+    code: int
+    at: float
+    seen_at: float
+    after_ending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """How far each rank's numbers are ahead in one group, and for how long that has not changed while the numbers move."""
+
+    leads: tuple[tuple[int, int], ...]
+    polls: int
+    lowest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Collectives of one window at which a rank was found waiting, per rank, and the numbers at its start."""
+
+    start: float
+    looks: int = 0
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    last: Mapping[int, int] = field(default_factory=dict)  # rank -> number at which it was last found waiting
+    first_seq: int = 0
+    culprit: int | None = None  # of the window before
+    streak: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`State()` is the beginning. A new attempt of the workers begins anew, except for the keys that were given out."""
+
+    attempt: int | None = None
+    minted: int = 0
+    quiet: int = 0
+    pauses: tuple[tuple[float, float], ...] = ()  # (when it was seen, seconds lost), newest last; at most 16
+    opens: Mapping[tuple[int, str, int], Open] = field(default_factory=dict)
+    startups: Mapping[WaitKey, float] = field(default_factory=dict)
+    watches: Mapping[int, Watch] = field(default_factory=dict)
+    letters: Mapping[int, tuple[str, float, int]] = field(default_factory=dict)  # state letter, since when, looks
+    troubles: tuple[Trouble, ...] = ()
+    deaths: Mapping[int, Death] = field(default_factory=dict)
+    failure: Verdict | None = None
+    failure_weak: bool = False
+    ending_at: float | None = None
+    ending_planned: bool = False
+    frozen: tuple[Verdict, ...] = ()
+    frozen_at: float | None = None
+    last: tuple[Verdict, ...] = ()
+    asked: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    compiles: Mapping[tuple[int, str], tuple[str, float]] = field(default_factory=dict)  # (rank, compile id) -> frame, started
+    frame_times: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # frame -> rank -> seconds, at most 64 frames
+    leads: Mapping[tuple[object, ...], Lead] = field(default_factory=dict)
+    diverged: Mapping[tuple[object, ...], Verdict] = field(default_factory=dict)
+    lateness: Mapping[tuple[object, ...], Lateness] = field(default_factory=dict)
+    idle_since: float | None = None
+    idle_mark: tuple[object, ...] = ()
+
+
+def age(pauses: tuple[tuple[float, float], ...], since: float, now: float) -> float:
+    """Seconds since `since` that we could watch. A long pause starts the age anew, a short one is taken off."""
+    lost = 0.0
+    for at, gap in pauses:
+        if at > since:
+            if gap >= 10.0:
+                since, lost = at, 0.0
+            else:
+                lost += gap
+    return max(0.0, now - since - lost)

@@ -1,0 +1,171 @@
+"""One process group seen through all its ranks: who entered what, who has it done, where the first gap lies.
+
+The frontier of a group is the first sequence number that some seen member has not done. A member whose last entered number lies
+before it is missing; one with an open entry at or past it waits. A member without a report is unknown, never missing.
+
+Status numbers (last enqueued, last completed) and recorder entries are both lower bounds of the truth, taken at different moments:
+the larger one counts. An entry at or below the last completed number is done whatever its flag says (a dropped handle).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rankwatch.model import Collective, Group, JobSnapshot, RankState
+
+_SCAN = 300  # newest entries looked at; waits are among the newest
+_SCAN_DONE = 40  # so many finished ones in a row end the scan
+
+GroupKey = tuple[str, int, int, int, int]  # name, then size, first, last rank and a hash of all of them
+
+
+@dataclass(slots=True)
+class Member:
+    """One rank in one group. `open` is its oldest entry that is not done, where the recorder was read."""
+
+    rank: int
+    group: Group
+    entered: int = 0
+    done: int = 0
+    open: Collective | None = None
+    entries: dict[int, Collective] = field(default_factory=dict)  # by seq, newest ones
+    stale: bool = False  # belongs to an earlier group of this name than the others are in
+
+    @property
+    def waiting(self) -> bool:
+        return self.entered > self.done
+
+
+@dataclass(slots=True)
+class View:
+    """One group. frontier is 0 while nobody has anything open."""
+
+    key: GroupKey
+    group: Group
+    members: dict[int, Member] = field(default_factory=dict)
+    absent: tuple[int, ...] = ()  # reported members that do not have this group (any more)
+    unknown: tuple[int, ...] = ()
+    frontier: int = 0
+    missing: tuple[int, ...] = ()
+    waiters: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return label(self.group)
+
+    @property
+    def first(self) -> bool:
+        """Whether the frontier is the group's first collective."""
+        return self.frontier == 1
+
+    def at_frontier(self) -> dict[int, Collective]:
+        """What each rank calls at the frontier, as far as it was read."""
+        return {rank: member.entries[self.frontier] for rank, member in self.members.items() if self.frontier in member.entries}
+
+
+def label(group: Group) -> str:
+    """Its description, where it has one: "default_pg"."""
+    return group.desc if group.desc and group.desc != "undefined" else f"group {group.name}"
+
+
+def wall_to_mono(snapshot: JobSnapshot, wall: float, offset_s: float = 0.0) -> float:
+    """Monotonic time of the judging node for a wall time taken on a node whose clock differs by offset_s; never in the future."""
+    return min(snapshot.now, snapshot.now - (snapshot.wall_at - (wall + offset_s)))
+
+
+def fresh_ranks(snapshot: JobSnapshot, report_stale_s: float) -> tuple[dict[int, RankState], dict[int, float]]:
+    """Ranks whose node reports, and the clock offset of each. Ranks of a node that went silent are unknown."""
+    ranks: dict[int, RankState] = {}
+    offsets: dict[int, float] = {}
+    for node in snapshot.nodes:
+        if node.report_age_s <= report_stale_s:
+            for rank in node.ranks:
+                ranks[rank.rank] = rank
+                offsets[rank.rank] = node.clock_offset_s
+    return ranks, offsets
+
+
+def alive(rank: RankState) -> bool:
+    """Whether its process runs, as far as is known."""
+    return rank.process is None or (rank.process.alive and rank.process.exit_code is None)
+
+
+def knows_collectives(rank: RankState) -> bool:
+    """Whether this rank's silence about a group means something."""
+    return rank.agent == "claimed" and (bool(rank.groups) or rank.stage in ("left", "exiting"))
+
+
+def build(snapshot: JobSnapshot, ranks: dict[int, RankState]) -> dict[GroupKey, View]:
+    """Every group that any rank reports. Linear in ranks x groups of a rank."""
+    views: dict[GroupKey, View] = {}
+    keys: dict[int, tuple[int, int, int, int]] = {}
+    for state in ranks.values():
+        if not state.groups:
+            continue
+        entries = _entries(state)
+        for group in state.groups:
+            part = keys.get(id(group.ranks))
+            if part is None:
+                members = group.ranks
+                part = keys[id(members)] = (len(members), members[0], members[-1], hash(members)) if members else (0, 0, 0, 0)
+            key: GroupKey = (group.name, *part)
+            view = views.get(key)
+            if view is None:
+                view = views[key] = View(key, group)
+            elif group.generation > view.group.generation:
+                view.group = group
+            view.members[state.rank] = _member(state, group, entries.get((group.name, group.generation), {}), snapshot)
+    for view in views.values():
+        _find_frontier(view, ranks)
+    return views
+
+
+def _entries(state: RankState) -> dict[tuple[str, int], dict[int, Collective]]:
+    found: dict[tuple[str, int], dict[int, Collective]] = {}
+    run = 0
+    for count, entry in enumerate(reversed(state.collectives)):
+        if count >= _SCAN or run >= _SCAN_DONE:
+            break
+        if entry.is_p2p:
+            continue
+        run = run + 1 if entry.done else 0
+        found.setdefault((entry.group, entry.generation), {}).setdefault(entry.seq, entry)
+    return found
+
+
+def _member(state: RankState, group: Group, entries: dict[int, Collective], snapshot: JobSnapshot) -> Member:
+    enqueued, completed = state.enqueued.get(group.name), state.completed.get(group.name)
+    recreated = group.generation and group.created_wall_at and group.backend == "gloo"
+    if recreated and state.heartbeat_at is not None and wall_to_mono(snapshot, group.created_wall_at) > state.heartbeat_at:
+        enqueued = completed = None  # numbers of the group of this name before, read ahead of the re-creation
+    newest = max(entries, default=0)
+    opens = [seq for seq, entry in entries.items() if not entry.done]
+    done_by_entries = min(opens) - 1 if opens else newest
+    done = max(completed if completed is not None else 0, done_by_entries, 0)
+    entered = max(enqueued if enqueued is not None else 0, newest, done)
+    first = min((seq for seq in opens if seq > done), default=None)
+    return Member(state.rank, group, entered, done, entries[first] if first is not None else None, entries)
+
+
+def _find_frontier(view: View, ranks: dict[int, RankState]) -> None:
+    newest = view.group.generation
+    started = [member.group.created_wall_at for member in view.members.values() if member.group.generation == newest and member.group.created_wall_at]
+    for member in view.members.values():
+        # ranks count generations on their own and may disagree by a group they were no member of; an old group is older by the clock too
+        older = member.group.generation < newest and member.group.created_wall_at > 0 and bool(started)
+        member.stale = older and member.group.created_wall_at < min(started) - 2.0
+    current = {rank: member for rank, member in view.members.items() if not member.stale}
+    others = [rank for rank in view.group.ranks if rank not in current]
+    view.absent = tuple(rank for rank in others if rank in ranks and knows_collectives(ranks[rank]))
+    view.unknown = tuple(rank for rank in others if rank not in ranks or not knows_collectives(ranks[rank]))
+    if not current:
+        return
+    frontier = min(member.done for member in current.values()) + 1
+    view.waiters = tuple(sorted(rank for rank, member in current.items() if member.waiting and alive(ranks[rank])))
+    if not view.waiters:
+        return
+    if view.absent:
+        # who has left counts as having done everything before the others' first open entry
+        frontier = max(frontier, min(current[rank].done for rank in view.waiters) + 1)
+    view.frontier = frontier
+    view.missing = tuple(sorted([rank for rank, member in current.items() if member.entered < frontier] + list(view.absent)))

@@ -1,0 +1,173 @@
+"""Who waits for whom: one node per group with a wait in it, from collectives, group creation and start-up alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rankwatch.model import Collective, JobSnapshot, RankState
+from rankwatch.monitor.diagnose.mismatch import Mismatch, compare
+from rankwatch.monitor.diagnose.state import Open, State, WaitKey, age
+from rankwatch.monitor.diagnose.views import GroupKey, View, alive, wall_to_mono
+from rankwatch.monitor.policy import Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(slots=True)
+class Wait:
+    """One group in which ranks wait. missing: ranks that are known not to have come; with none and no unknown, all are in.
+
+    since: start of the earliest waiter's wait. deadline: monotonic time of the first watchdog, with the timeout it belongs to.
+    unread: members of which the recorder must still be read before anything about operations can be said.
+    """
+
+    key: WaitKey
+    kind: Literal["collective", "creation", "init"]
+    label: str
+    ranks: tuple[int, ...]
+    waiters: Mapping[int, float]  # rank -> since
+    missing: tuple[int, ...]
+    unknown: tuple[int, ...]
+    since: float
+    deadline: float | None = None
+    timeout_s: float | None = None
+    first: bool = False
+    name: str = ""
+    seq: int = 0
+    entry: Collective | None = None
+    mismatch: Mismatch | None = None
+    behind: tuple[int, ...] = ()  # all entered: ranks that have not done it while others have, or whose device has not started it
+    behind_why: str = ""
+    unread: tuple[int, ...] = ()
+    view: View | None = None
+    notice_s: float = 0.0
+    backend: str = ""
+
+
+def track_opens(before: State, views: Mapping[GroupKey, View], offsets: Mapping[int, float], snapshot: JobSnapshot) -> dict[tuple[int, str, int], Open]:
+    """Since when each open entry has been open: the recorder's word if it was read, else our first sight. Never changes once sure."""
+    opens: dict[tuple[int, str, int], Open] = {}
+    for view in views.values():
+        for rank in view.waiters:
+            member = view.members[rank]
+            entry = member.open
+            seq = entry.seq if entry else member.done + 1
+            key = (rank, view.group.name, member.group.generation)
+            old = before.opens.get(key)
+            if old is not None and old.seq == seq and (old.sure or entry is None):
+                opens[key] = old
+                continue
+            since, sure = old.since if old is not None and old.seq == seq else snapshot.now, False
+            if entry is not None and entry.created_wall_at:
+                since, sure = wall_to_mono(snapshot, entry.created_wall_at, offsets.get(rank, 0.0)), True
+            timeout = (entry.timeout_s if entry else None) or member.group.timeout_s
+            opens[key] = Open(seq, since, sure, since + timeout if timeout else None, timeout)
+    return opens
+
+
+def collective_waits(
+    views: Mapping[GroupKey, View], opens: Mapping[tuple[int, str, int], Open], state: State, now: float, limits: Limits
+) -> tuple[list[Wait], dict[WaitKey, float]]:
+    """Groups in which somebody has waited for at least suspect_s.
+
+    Where everybody is in, the wait counts from the last one's entry, or from our first sight of that: until then it was a wait for the
+    last one. These moments are given back as well, to be kept in the state.
+    """
+    found: list[Wait] = []
+    sights: dict[WaitKey, float] = {}
+    for view in views.values():
+        if not view.waiters:
+            continue
+        aged: dict[int, float] = {}
+        deadline, timeout = None, None
+        for rank in view.waiters:
+            wait = opens[(rank, view.group.name, view.members[rank].group.generation)]
+            if age(state.pauses, wait.since, now) < limits.suspect_s:
+                continue
+            aged[rank] = wait.since
+            if wait.deadline is not None and (deadline is None or wait.deadline < deadline):
+                deadline, timeout = wait.deadline, wait.timeout_s
+        if not aged:
+            continue
+        at = view.at_frontier()
+        entry = next((at[rank] for rank in sorted(aged) if rank in at), None) or next(
+            (member.open for rank in sorted(aged) if (member := view.members[rank]).open), None
+        )
+        told = Wait(
+            key=("collective", *view.key, view.group.generation, view.frontier), kind="collective", label=view.label, ranks=view.group.ranks, waiters=aged,
+            missing=view.missing, unknown=view.unknown, since=min(aged.values()), deadline=deadline,
+            timeout_s=timeout or view.group.timeout_s, first=view.first,
+            name=view.group.name, seq=view.frontier, entry=entry, view=view, backend=view.group.backend,
+            notice_s=limits.first_notice_s if view.first else limits.notice_s,
+        )  # fmt: skip
+        told.mismatch = compare(at) if len(at) > 1 else None
+        told.unread = tuple(rank for rank, member in view.members.items() if member.entered >= view.frontier and rank not in at)
+        if not told.missing and not told.mismatch:
+            _all_in(told, view, at, limits)
+            key = ("all in", *told.key)
+            entries = [opens[(rank, view.group.name, view.members[rank].group.generation)] for rank in view.waiters]
+            sure = len(entries) == len(view.members) and all(each.sure for each in entries)
+            if not told.unknown:
+                told.since = sights[key] = state.startups.get(key, max(each.since for each in entries) if sure else now)
+        found.append(told)
+    return found, sights
+
+
+def _all_in(wait: Wait, view: View, at: Mapping[int, Collective], limits: Limits) -> None:
+    wait.notice_s = max(limits.all_entered_notice_s, wait.notice_s)
+    undone = tuple(sorted(rank for rank, member in view.members.items() if not member.stale and member.done < view.frontier))
+    if len(undone) < len(view.members) and not wait.unknown:
+        wait.behind, wait.behind_why = undone, "others have completed it"
+        return
+    started = {rank for rank, entry in at.items() if entry.started}
+    idle = tuple(sorted(rank for rank, entry in at.items() if entry.started is False))
+    if started and idle:
+        wait.behind, wait.behind_why = idle, "its device has not started it while others have: earlier work on that device blocks it"
+
+
+def startup_waits(ranks: Mapping[int, RankState], snapshot: JobSnapshot, state: State, limits: Limits) -> tuple[list[Wait], dict[WaitKey, float]]:
+    """Waits in the store: init_process_group while some have not called it, new_group while some have not.
+
+    Also gives the first sight of each creation, to be kept in the state.
+    """
+    now, found = snapshot.now, []
+    sights: dict[WaitKey, float] = {}
+    world = tuple(range(snapshot.world_size))
+    unknown = tuple(rank for rank in world if rank not in ranks or ranks[rank].agent in ("off", "silent"))
+    joining = {rank: state_.stage_since or now for rank, state_ in ranks.items() if state_.stage == "joining" and alive(state_)}
+    if joining:
+        start = min(joining.values())
+        # a rank that joined an earlier group and is still busy with it has not come either
+        missing = tuple(
+            sorted(
+                rank for rank, other in ranks.items()
+                if rank not in joining and other.agent not in ("off", "silent") and not (other.stage == "joined" and other.stage_since >= start - 1.0)
+            )
+        )  # fmt: skip
+        if age(state.pauses, start, now) >= limits.suspect_s:
+            found.append(
+                Wait(("init",), "init", "init_process_group", world, joining, missing, unknown, start, first=True, notice_s=limits.startup_notice_s)
+            )  # fmt: skip
+    creating: dict[str, list[int]] = {}
+    for rank, other in ranks.items():
+        if other.group_in_creation and other.stage != "joining" and alive(other):
+            creating.setdefault(other.group_in_creation, []).append(rank)
+    for name, waiting in creating.items():
+        key: WaitKey = ("creation", name)
+        start = sights[key] = state.startups.get(key, now)
+        if age(state.pauses, start, now) < limits.suspect_s:
+            continue
+        missing = tuple(
+            sorted(
+                rank for rank, other in ranks.items()
+                if rank not in waiting and other.agent == "claimed" and not any(group.name == name for group in other.groups)
+            )
+        )  # fmt: skip
+        text = f"new_group (group {name})"
+        found.append(
+            Wait(key, "creation", text, world, dict.fromkeys(waiting, start), missing, unknown, start, first=True, name=name, notice_s=limits.startup_notice_s)
+        )
+    return found, sights

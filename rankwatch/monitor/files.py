@@ -1,0 +1,134 @@
+"""What a run leaves on disk, as tasks for the writer: run.json, events.jsonl, one directory an incident, within the run's caps.
+
+Documents are rendered in the writer's thread; a document is only rendered from frozen values, so it shows the moment it was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankwatch.model import PAGING, Incident, Stack, Status
+from rankwatch.monitor.writer import Writer
+from rankwatch.report import incident as incident_report
+from rankwatch.report import page, text
+from rankwatch.report import run as run_report
+
+MAX_INCIDENTS = 50
+MAX_BYTES = 200 << 20
+PER_RANK_FILES_UP_TO = 64
+REPRESENTATIVES = 8
+
+
+@dataclass(slots=True)
+class _Kept:
+    paging: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class RunFiles:
+    """Files of one launcher. `prefix` is "" on node 0, "nodes/<host>-<nonce>/" on the others."""
+
+    def __init__(self, writer: Writer, prefix: str = "") -> None:
+        self._writer = writer
+        self.prefix = prefix
+        self._kept: dict[str, _Kept] = {}
+        self._refused: set[str] = set()
+
+    def run(self, status: Status) -> None:
+        """run.json, at the start and at the end."""
+        self._writer.write(f"{self.prefix}run.json", lambda: as_json(run_report.to_json(status)))
+
+    def event(self, wall_at: float, kind: str, fields: Mapping[str, Any]) -> None:
+        """One line of events.jsonl."""
+        self._writer.append(f"{self.prefix}events.jsonl", as_json({"at": round(wall_at, 3), "event": kind, **fields}, indent=None))
+
+    def incident(self, incident: Incident, status: Status) -> None:
+        """incident.json first, then report.txt, index.html and a file for each stack."""
+        if not self.admit(incident):
+            return
+        place = self.place(incident.id)
+        kept = self._kept[incident.id]
+
+        def document() -> dict[str, Any]:
+            return incident_report.to_json(incident, status)
+
+        def rendered(name: str, data: bytes) -> bytes:
+            kept.sizes[name] = len(data)
+            return data
+
+        self._writer.write(f"{place}/incident.json", lambda: rendered("incident.json", as_json(document())))
+        self._writer.write(f"{place}/report.txt", lambda: rendered("report.txt", text.render(document()).encode("utf-8", "replace")))
+        self._writer.write(f"{place}/index.html", lambda: rendered("index.html", page.render(document()).encode("utf-8", "replace")))
+        for rank in self._ranks_shown(incident, incident.stacks, status):
+            self._writer.write(f"{place}/stacks/rank_{rank}.txt", _stack_file(incident.stacks[rank]))
+
+    def recorders(self, incident: Incident, status: Status, documents: Mapping[int, Mapping[str, bytes]]) -> tuple[str, ...]:
+        """fr/rank_<N>.json of these ranks, as torch wrote them; their names within the incident's directory."""
+        if incident.id not in self._kept:
+            return ()
+        names = []
+        for rank in self._ranks_shown(incident, documents, status):
+            # The recorder with entries is the one that tools want; a second one of the same process gets its own name.
+            ordered = sorted(documents[rank].items(), key=lambda item: (b'"entries"' not in item[1], "nccl" not in item[0]))
+            for position, (recorder, data) in enumerate(ordered):
+                if position and b'"entries"' not in data:
+                    continue
+                name = f"fr/rank_{rank}.json" if not position else f"fr/rank_{rank}.{recorder}.json"
+                self._kept[incident.id].sizes[name] = len(data)
+                self._writer.write(f"{self.place(incident.id)}/{name}", data)
+                names.append(name)
+        return tuple(names)
+
+    def place(self, incident_id: str) -> str:
+        """The incident's directory, relative to the writer's root."""
+        return f"{self.prefix}incidents/{incident_id}"
+
+    def path_of(self, incident_id: str, name: str = "") -> str:
+        """Where the incident's directory or a file in it is."""
+        return self._writer.path_of(f"{self.place(incident_id)}/{name}" if name else self.place(incident_id))
+
+    def known(self, incident_id: str) -> bool:
+        """Whether this run has written (and not pruned) an incident of that id."""
+        return incident_id in self._kept
+
+    def admit(self, incident: Incident) -> bool:
+        """Make room within the caps. Incidents that paged are never pruned; a new one that does not page may be refused."""
+        paging = incident.verdict.verdict in PAGING or any(change.verdict in PAGING for change in incident.history)
+        kept = self._kept.get(incident.id)
+        if kept is None:
+            if not paging and incident.id in self._refused:
+                return False
+            kept = self._kept[incident.id] = _Kept()
+        kept.paging = kept.paging or paging
+        while len(self._kept) > MAX_INCIDENTS or sum(sum(other.sizes.values()) for other in self._kept.values()) > MAX_BYTES:
+            oldest = next((name for name, other in self._kept.items() if not other.paging and name != incident.id), None)
+            if oldest is None:
+                break
+            del self._kept[oldest]
+            self._writer.remove(self.place(oldest))
+        if not kept.paging and (len(self._kept) > MAX_INCIDENTS):
+            del self._kept[incident.id]
+            self._refused.add(incident.id)
+            self._writer.remove(self.place(incident.id))
+            return False
+        return True
+
+    def _ranks_shown(self, incident: Incident, available: Iterable[int], status: Status) -> list[int]:
+        ranks = sorted(available)
+        if status.job.world_size <= PER_RANK_FILES_UP_TO:
+            return ranks
+        culprits = set(incident.verdict.culprit_ranks)
+        return [*(rank for rank in ranks if rank in culprits), *[rank for rank in ranks if rank not in culprits][:REPRESENTATIVES]]
+
+
+def _stack_file(stack: Stack) -> Callable[[], bytes]:
+    return lambda: (incident_report.stack_text(stack) or f"no stack: {stack.error}\n").encode("utf-8", "replace")
+
+
+def as_json(document: Mapping[str, Any], indent: int | None = 1) -> bytes:
+    """UTF-8 JSON with a newline at its end; what JSON cannot say becomes text."""
+    separators = (",", ":") if indent is None else None
+    return (json.dumps(document, indent=indent, separators=separators, default=str, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

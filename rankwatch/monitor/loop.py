@@ -1,0 +1,290 @@
+"""The monitor: one daemon thread that looks, judges and tells. The only wiring of reader, diagnosis, incidents and surfaces.
+
+The launcher's calls are commands in its queue. What may be slow runs elsewhere: files in the writer, stacks and sockets in pools, lines in
+the announcer, each with a bound, so that nothing but the judging itself delays the next look.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from rankwatch.config import Options
+from rankwatch.model import JobInfo, JobSnapshot, NodeReport, Status, Verdict, Want
+from rankwatch.monitor import failure, published
+from rankwatch.monitor.announce import Announcer
+from rankwatch.monitor.capabilities import settled
+from rankwatch.monitor.cases import Cases
+from rankwatch.monitor.command import IncidentCommand
+from rankwatch.monitor.diagnose import State, diagnose
+from rankwatch.monitor.evidence import Evidence
+from rankwatch.monitor.files import RunFiles
+from rankwatch.monitor.policy import Limits
+from rankwatch.monitor.processes import ExitWatch, Processes
+from rankwatch.monitor.reader import Reader
+from rankwatch.monitor.stacks import StackCapture, Target
+from rankwatch.monitor.web import Web
+from rankwatch.monitor.workers import Workers
+from rankwatch.monitor.writer import Writer
+
+POLL_S = 0.5
+POLL_OPEN_S = 0.25
+POLL_EVIDENCE_S = 0.1
+ERRORS_IN_A_ROW = 20
+SETTLED_AFTER_S = 20.0
+SELF_TEST_AFTER_S = 5.0
+STOP_WAIT_S = {True: 0.2, False: 2.0}  # after success, after failure
+
+
+@dataclass(slots=True)
+class _Command:
+    do: Callable[[], None]
+    done: threading.Event
+
+
+class Monitor:
+    """Watches the workers of one launcher. Its methods may be called from the launcher's main thread, return within their bound and never raise."""
+
+    def __init__(self, options: Options, job: JobInfo, limits: Limits, out: TextIO | None = None) -> None:
+        self.status = Status(job=job, snapshot=None)
+        self._limits = limits
+        self._announcer = Announcer(out if out is not None else sys.stderr, options.log_format)
+        self._writer = Writer(job.run_dir, self._announcer.notice)
+        self._files = RunFiles(self._writer)
+        self._capture = StackCapture()
+        self._evidence = Evidence(self._capture)
+        self._command = IncidentCommand(options.on_incident, self._announcer.notice)
+        self._cases = Cases(self._files, self._announcer, self._command, self._evidence)
+        self._web = Web(options, self._files, lambda: self.status, self._announcer.notice)
+        self._exits = ExitWatch(self._on_exit)
+        self._children = Processes()
+        self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._reader: Reader | None = None
+        self._state = State()
+        self._wants: tuple[Want, ...] = ()
+        self._ending = ""
+        self._failure_seen = False  # before any planned end: what follows such an end is nobody's fault
+        self._looked_at: float | None = None
+        self._cpu_at_start_s = time.process_time()
+        self._errors_in_a_row = 0
+        self._off = False
+        self._running = False
+
+    # -- the launcher's side -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; the workers may start later."""
+        if not self._running:
+            self._running = True
+            threading.Thread(target=self._run, name="rankwatch-monitor", daemon=True).start()
+
+    def workers_started(self, workers: Workers) -> None:
+        """These workers run now."""
+        self._send(lambda: self._take_workers(workers))
+
+    def workers_failing(self, exits: Mapping[int, int], deadline_s: float) -> None:
+        """These ranks have exited badly (rank -> exit code) and torchrun is about to end the others: look now, while they live."""
+        known, until = dict(exits), time.monotonic() + deadline_s
+        self._send(lambda: self._look_at_failure(known, until), deadline_s)
+
+    def ending(self, reason: str) -> None:
+        """A planned end, or torchrun's own stop of the workers, begins."""
+        self._send(lambda: self._end(reason))
+
+    def workers_stopped(self, reason: str) -> None:
+        """The workers are gone."""
+        self._send(lambda: self._drop_workers(reason))
+
+    def restarting(self, attempt: int) -> None:
+        """New workers follow."""
+        self._send(lambda: self._restart(attempt))
+
+    def stop(self, exit_code: int | None) -> None:
+        """Judge once more, write and say what is left. At most 0.2 s after success, 2 s after failure."""
+        wait_s = STOP_WAIT_S[exit_code == 0]
+        until = time.monotonic() + wait_s
+        self._send(lambda: self._finish(exit_code, until), wait_s)
+        self._running = False
+
+    def _send(self, do: Callable[[], None], wait_s: float = 0.0) -> None:
+        command = _Command(do, threading.Event())
+        self._queue.put(command)
+        if wait_s > 0 and self._running:
+            command.done.wait(wait_s)
+
+    # -- the thread --------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_at = time.monotonic()
+        while self._running:
+            now = time.monotonic()
+            if now >= next_at:
+                self._guarded(self._tick)
+                next_at = time.monotonic() + (POLL_OPEN_S if self._cases.book.open else POLL_S)
+            elif self._evidence.pending:
+                self._guarded(self._take_evidence)
+            wait_s = max(0.001, next_at - time.monotonic())
+            try:
+                command = self._queue.get(timeout=min(wait_s, POLL_EVIDENCE_S) if self._evidence.pending else wait_s)
+            except queue.Empty:
+                continue
+            self._guarded(command.do)
+            command.done.set()
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Run one piece of work; what it raises is counted, said once, and never ends the thread."""
+        try:
+            do()
+            self._errors_in_a_row = 0
+        except Exception as error:
+            self._errors_in_a_row += 1
+            text = f"{type(error).__name__}: {error} ({failure.where(error)})"
+            health = self.status.health
+            self.status = replace(self.status, health=replace(health, errors=health.errors + 1, last_error=text))
+            if text != health.last_error:
+                self._announcer.notice(f"monitor error: {text}; the job is not affected")
+            if self._errors_in_a_row == ERRORS_IN_A_ROW:
+                self._off = True
+                self._announcer.notice(f"supervision off: {ERRORS_IN_A_ROW} errors in a row, the last: {text}; the job runs on; please report this")
+
+    def _tick(self, urgent: bool = False, final: bool = False) -> None:
+        """One look at everything: read, judge, fetch, publish, tell."""
+        reader = self._reader
+        if reader is None or self._off:
+            return
+        began = time.monotonic()
+        self._evidence.collect()
+        report = self._evidence.into(reader.read(self._wants, urgent, final))
+        snapshot = self._snapshot(reader, report, final)
+        self._state, verdicts, self._wants = diagnose(self._state, snapshot, snapshot.now, self._limits)
+        changes = self._cases.judge(verdicts, snapshot, self._limits)
+        if not final:
+            self._fetch(reader, report, self._cases.ranks_to_dump(changes))
+        self._cases.attach(changes, reader, self.status)
+        self._publish(snapshot, verdicts, time.monotonic() - began)
+        self._cases.tell(changes, self.status)
+        for event in reader.take_events():
+            self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
+        self._announcer.look(self.status, self._settled(snapshot))
+        self._writer.check()
+
+    def _snapshot(self, reader: Reader, report: NodeReport, final: bool) -> JobSnapshot:
+        now = time.monotonic()
+        gap_s = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        workers = reader.workers
+        return JobSnapshot(now, time.time(), workers.world_size, workers.attempt, (report,), self._ending, gap_s, reader.started_at, final)
+
+    def _settled(self, snapshot: JobSnapshot) -> bool:
+        known = settled(tuple(snapshot.ranks().values())) and self._evidence.self_test is not None
+        return known or snapshot.now - snapshot.started_at > SETTLED_AFTER_S
+
+    def _fetch(self, reader: Reader, report: NodeReport, ranks: Iterable[int]) -> None:
+        """Start the dumps that diagnose wants and those that a new incident shows; before that, find out once whether stacks can be had."""
+        for want in self._wants:
+            if want.kind in ("stacks", "native_stack"):
+                self._evidence.request(self._targets(reader, want.ranks), native=want.kind == "native_stack")
+        self._evidence.request(self._targets(reader, ranks), at_once=True)
+        if self._evidence.self_test is None:
+            ready = [rank.rank for rank in report.ranks if rank.agent in ("armed", "claimed")]
+            if ready or time.monotonic() - reader.started_at > SELF_TEST_AFTER_S:
+                self._evidence.test(self._targets(reader, ready or reader.pids()))
+
+    def _targets(self, reader: Reader, ranks: Iterable[int]) -> list[Target]:
+        pids = reader.pids()
+        return [Target(rank, pids[rank], reader.socket_of(rank), lambda pid=pids[rank]: self._children.children(pid)) for rank in ranks if rank in pids]  # type: ignore[misc]
+
+    def _take_evidence(self) -> None:
+        """Between two looks: stacks that have come in go into the open incidents at once; nothing is judged."""
+        if self._evidence.collect() and self._cases.attach((), self._reader, self.status):
+            self.status = replace(self.status, open_incidents=self._cases.book.open)
+            self._cases.tell((), self.status)
+
+    def _publish(self, snapshot: JobSnapshot, verdicts: tuple[Verdict, ...], took_s: float) -> None:
+        health = replace(
+            self.status.health,
+            polls=self.status.health.polls + 1,
+            last_poll_s=took_s,
+            cpu_s=time.process_time() - self._cpu_at_start_s,
+            events_lost=sum(rank.events_lost for rank in snapshot.ranks().values()),
+            writes_dropped=self._writer.dropped,
+            stack_dumps=dict(self._capture.counts),
+            last_stack_dump_s=self._capture.last_s,
+        )
+        self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._evidence.self_test)
+
+    # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
+
+    def _take_workers(self, workers: Workers) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        if workers.group_rank != 0 and self._files.prefix == "":
+            self._files.prefix = published.node_prefix(workers.node)
+        self._reader = Reader(workers)
+        self._state, self._wants, self._ending, self._looked_at = State(), (), "", None
+        self._evidence.forget()
+        self._announcer.restarted()
+        for worker in workers.workers:
+            self._exits.add(worker.pid)
+        self._files.event(time.time(), "workers_started", {"attempt": workers.attempt, "pids": {worker.rank: worker.pid for worker in workers.workers}})
+        self._guarded(self._web.start)
+        self.status = replace(self.status, job=replace(self.status.job, status_url=self._web.url, world_size=workers.world_size), state="starting")
+        self._files.run(self.status)
+
+    def _on_exit(self, pid: int, code: int | None) -> None:
+        """A child has ended (exit watch's thread): note its code and look at once, torchrun may reap it within 0.1 s."""
+        reader = self._reader
+        if reader is not None:
+            reader.exited_pid(pid, code)
+            self._send(self._tick)
+
+    def _look_at_failure(self, exits: Mapping[int, int], until: float) -> None:
+        reader = self._reader
+        if reader is None:
+            return
+        reader.exited(exits)
+        self._failure_seen = self._failure_seen or not self._ending
+        self._evidence.request(self._targets(reader, reader.pids()), at_once=True)
+        self._tick(urgent=True)
+        self._evidence.wait(until - time.monotonic() - 0.1)
+        self._take_evidence()
+        self._writer.flush(max(0.0, until - time.monotonic() - 0.05))
+
+    def _end(self, reason: str) -> None:
+        if not self._ending:
+            self._ending = reason
+            self._files.event(time.time(), "ending", {"reason": reason})
+
+    def _drop_workers(self, reason: str) -> None:
+        self._files.event(time.time(), "workers_stopped", {"reason": reason})
+
+    def _restart(self, attempt: int) -> None:
+        self._tick(final=True)
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+        self.status = replace(self.status, state="restarting", restarts=self.status.restarts + 1)
+        self._files.event(time.time(), "restarting", {"attempt": attempt})
+        self._files.run(self.status)
+
+    def _finish(self, exit_code: int | None, until: float) -> None:
+        """The last look, the last files, the last lines."""
+        failed = exit_code != 0
+        self._guarded(lambda: self._tick(final=True))
+        self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
+        self._files.event(time.time(), "end", {"exit_code": exit_code})
+        self._files.run(self.status)
+        if self._reader is not None:
+            blame = failed and (self._failure_seen or not self._ending)
+            tails = failure.log_tails(self._reader.workers.workers, (until - time.monotonic()) / 2) if blame else {}
+            self._announcer.ended(self.status, blame, tails)
+        self._announcer.flush(max(0.02, (until - time.monotonic()) / 2))
+        self._writer.flush(max(0.02, until - time.monotonic() - 0.02))
+        self._running = False
+        self._web.stop()
+        self._exits.close()

@@ -1,0 +1,190 @@
+"""torch's flight recorder JSON -> model.Collective, and what has to be remembered between two reads of it. Pure.
+
+gloo: `state` stays "scheduled", `retired` is the only sign of completion and also comes after a timeout, started is unknowable.
+NCCL: `state` says it; retired without completed means timed out. Source: torch 2.9-2.14, schema 2.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rankwatch.model import Collective, Group
+
+KEEP_PER_GROUP = 64
+
+
+class RecorderView:
+    """One process's recorders (the generic one and NCCL's), over all reads of them."""
+
+    def __init__(self) -> None:
+        self.collectives: tuple[Collective, ...] = ()
+        self.lost = 0
+        self._group_of: dict[tuple[str, int], str] = {}  # (recorder, pg_id) -> group name
+        self._newest: dict[str, int] = {}  # recorder -> last record_id
+        self._open: dict[tuple[str, int, int, bool], float] = {}  # open at the read before -> when its timeout ends, unix seconds
+        self._failed: set[tuple[str, int, int, bool]] = set()
+
+    def names_all(self, recorder: str, status: Mapping[str, Any]) -> bool:
+        """Whether every group that a status-only answer counts is known by name; if not, a full read tells."""
+        return all((recorder, _int(pg_id)) in self._group_of for pg_id in _counts(status))
+
+    def take(self, recorders: Mapping[str, Mapping[str, Any]], groups: Sequence[Group], wall_at: float) -> None:
+        """Replace the entries with those of a full read: the newest KEEP_PER_GROUP of each group's current generation."""
+        current: Mapping[str, Group] = {group.name: group for group in groups}
+        found: dict[str, list[Collective]] = {}
+        still_open: dict[tuple[str, int, int, bool], float] = {}
+        for recorder, document in recorders.items():
+            entries: list[Mapping[str, Any]] = [entry for entry in document.get("entries") or () if isinstance(entry, dict)]
+            self._count_lost(recorder, entries)
+            for entry in entries:
+                name = _name(entry)
+                self._group_of[recorder, _int(entry.get("pg_id"))] = name + _suffix(recorder, current.get(name))
+            timed = _timed(document)
+            for entry in _newest_of_each(entries, current):
+                group = current.get(_name(entry))
+                collective = collective_of(entry, recorder, group.generation if group else 0, timed)
+                collective = replace(collective, group=collective.group + _suffix(recorder, group)) if group else collective
+                collective = self._with_failures(collective, still_open, wall_at)
+                found.setdefault(collective.group, []).append(collective)
+        self._open = still_open
+        self.collectives = tuple(sorted((c for of_group in found.values() for c in of_group), key=lambda c: (c.created_wall_at, c.seq)))
+
+    def numbers(self, recorder: str, status: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, int], dict[str, int]]:
+        """({group: last enqueued}, {group: last completed}) of a status-only answer; the newest group of a name wins.
+
+        A known group that the status does not count has 0; one is left out as long as some counted group has no known name.
+        """
+        counts = _counts(status)
+        enqueued: dict[str, int] = {}
+        completed: dict[str, int] = {}
+        names = {group.name for group in groups}
+        unnamed = 0
+        for pg_id in sorted(counts, key=_int):
+            name = self._group_of.get((recorder, _int(pg_id)))
+            if name is None and len(names) == 1 and len(counts) == 1:
+                name = next(iter(names))  # the usual job: one group, before its first full read
+            if name is None:
+                unnamed += 1
+                continue
+            enqueued[name] = max(0, _int(counts[pg_id].get("last_enqueued_collective")))
+            completed[name] = max(0, _int(counts[pg_id].get("last_completed_collective")))
+        if not unnamed:
+            for name in names:
+                enqueued.setdefault(name, 0)
+                completed.setdefault(name, 0)
+        return enqueued, completed
+
+    def entry_numbers(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The same two, from the entries of the last full read."""
+        enqueued: dict[str, int] = {}
+        completed: dict[str, int] = {}
+        for collective in self.collectives:
+            if collective.is_p2p:
+                continue
+            enqueued[collective.group] = max(enqueued.get(collective.group, 0), collective.seq)
+            if collective.done:
+                completed[collective.group] = max(completed.get(collective.group, 0), collective.seq)
+        return enqueued, completed
+
+    def _count_lost(self, recorder: str, entries: Sequence[Mapping[str, Any]]) -> None:
+        if not entries:
+            return
+        first, last = _int(entries[0].get("record_id")), _int(entries[-1].get("record_id"))
+        before = self._newest.get(recorder)
+        if before is not None and last >= before and first > before + 1:
+            self.lost += first - before - 1
+        self._newest[recorder] = last
+
+    def _with_failures(self, collective: Collective, still_open: dict[tuple[str, int, int, bool], float], wall_at: float) -> Collective:
+        """gloo retires an operation that timed out: seen open before and retired past its timeout, it did not complete."""
+        key = (collective.group, collective.generation, collective.seq, collective.is_p2p)
+        if collective.done and wall_at >= self._open.get(key, float("inf")):
+            self._failed.add(key)
+        if not collective.done and collective.timeout_s:
+            still_open[key] = collective.created_wall_at + collective.timeout_s - 0.05
+        if collective.done and key in self._failed:
+            return replace(collective, done=False)
+        return collective
+
+
+def twins(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups, and for each with a gloo beside its NCCL ("cpu:gloo,cuda:nccl") one more: the two count their operations apart."""
+    return (*groups, *(replace(group, name=group.name + _suffix("", group), backend="gloo") for group in groups if _suffix("", group)))
+
+
+def collective_of(entry: Mapping[str, Any], recorder: str, generation: int, timed: bool = False) -> Collective:
+    """One recorder entry as the model speaks of it. timed: NCCL's start events are on, so "scheduled" means that it does not run."""
+    nccl = "nccl" in recorder
+    state = entry.get("state")
+    is_p2p = bool(entry.get("is_p2p"))
+    started: bool | None = None
+    if nccl and (timed or state != "scheduled"):
+        started = state in ("started", "completed")
+    timeout_ms = _int(entry.get("timeout_ms"))
+    return Collective(
+        group=_name(entry),
+        generation=generation,
+        seq=_int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
+        op=str(entry.get("profiling_name", "")).partition(":")[2] or str(entry.get("profiling_name", "")),
+        input_sizes=_sizes(entry.get("input_sizes")),
+        output_sizes=_sizes(entry.get("output_sizes")),
+        dtypes=tuple(str(dtype) for dtype in entry.get("input_dtypes") or ()),
+        created_wall_at=_int(entry.get("time_created_ns")) / 1e9,
+        timeout_s=timeout_ms / 1e3 if timeout_ms > 0 else None,
+        done=state == "completed" if nccl else bool(entry.get("retired")),
+        started=started,
+        is_p2p=is_p2p,
+    )
+
+
+def _newest_of_each(entries: Sequence[Mapping[str, Any]], current: Mapping[str, Group]) -> list[Mapping[str, Any]]:
+    """The newest KEEP_PER_GROUP entries of each group, older generations left out; oldest first."""
+    kept: list[Mapping[str, Any]] = []
+    counts: dict[str, int] = {}
+    for entry in reversed(entries):
+        name = _name(entry)
+        group = current.get(name)
+        # A first generation has nothing before it; asking the clock there would only trust a clock that may be stepped.
+        if group is not None and group.generation and _int(entry.get("time_created_ns")) < group.created_wall_at * 1e9:
+            continue
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] <= KEEP_PER_GROUP:
+            kept.append(entry)
+    kept.reverse()
+    return kept
+
+
+def _suffix(recorder: str, group: Group | None) -> str:
+    return ":gloo" if group is not None and "nccl" not in recorder and "nccl" in group.backend and "gloo" in group.backend else ""
+
+
+def _counts(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """pg_status, whatever the bytes were."""
+    status = document.get("pg_status")
+    return {str(pg_id): counts for pg_id, counts in status.items() if isinstance(counts, dict)} if isinstance(status, dict) else {}
+
+
+def _timed(document: Mapping[str, Any]) -> bool:
+    """TORCH_NCCL_ENABLE_TIMING is on: without it no group ever counts a start."""
+    return any(_int(counts.get("last_started_collective")) > 0 for counts in _counts(document).values())
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    names = entry.get("process_group")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(tuple(_int(n) for n in size) for size in value if isinstance(size, list))
+
+
+def _int(value: object) -> int:
+    """Numbers as torch writes them: the recorder's JSON has some as strings."""
+    try:
+        return int(value)  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError):
+        return 0

@@ -1,0 +1,173 @@
+"""The status server of one launcher: routes from the published Status to the pages of report/ and export/. Serving is serve/server.py's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from rankwatch.config import Options
+from rankwatch.model import Incident, Status
+from rankwatch.monitor.files import RunFiles, as_json
+
+if TYPE_CHECKING:
+    from rankwatch.export.prometheus import Exporter
+    from rankwatch.serve.server import Request, Response, Route, Server
+
+MAX_FILE_BYTES = 64 << 20
+STALE_AFTER_S = 10.0
+JSON, HTML, TEXT = "application/json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
+_FILE = re.compile(r"/incidents/([0-9A-Za-z-]{1,64})/((?:stacks|fr)/rank_\d+(?:\.\w+)?\.(?:txt|json)|incident\.json|report\.txt|index\.html|)\Z")
+
+
+class Web:
+    """Started once the workers run: prometheus_client and jinja2 are imported then, beside the ranks' own start. Routes run in the server's threads."""
+
+    def __init__(
+        self, options: Options, files: RunFiles, status: Callable[[], Status], say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._options = options
+        self._files = files
+        self._status = status
+        self._say = say
+        self._clock = clock
+        self._server: Server | None = None
+        self._exporter: Exporter | None = None
+        self._started = False
+        self.url = ""
+
+    def start(self) -> None:
+        """Listen, or say in one line why not. The job does not depend on it. A second call does nothing."""
+        if self._started or self._options.listen == "off":
+            return
+        self._started = True
+        from rankwatch.export.prometheus import Exporter
+        from rankwatch.serve.server import Server
+
+        self._exporter = Exporter(self._options.metrics_level)
+        external = urlsplit(self._options.external_url).hostname
+        try:
+            server = Server(self._options.listen, self.routes(), self._token(), hosts=(external,) if external else ())
+            url = server.start()
+        except (OSError, ValueError) as error:
+            self._say(f"no status page: {error}")
+            return
+        self._server = server
+        self.url = (self._options.external_url or url) if url else ""
+        if server.notice:
+            self._say(server.notice)
+
+    def stop(self) -> None:
+        """Stop listening; waits for nobody."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+    def routes(self) -> Mapping[str, Route]:
+        """Path -> route, for serve.server.Server."""
+        return {
+            "/": self._home,
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/api/v1/state": self._state,
+            "/api/v1/incidents": self._incidents,
+            "/incidents/": self._incident,
+        }
+
+    def _token(self) -> str | None:
+        if not self._options.token_file:
+            return None
+        try:
+            with open(self._options.token_file, encoding="utf-8") as file:
+                token = file.read(4096).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--token-file {self._options.token_file} cannot be read: {error}") from error
+        if not token:
+            raise ValueError(f"--token-file {self._options.token_file} is empty; put a token into it, such as: openssl rand -hex 16")
+        return token
+
+    # -- routes ------------------------------------------------------------------------------------------------------------
+
+    def _home(self, request: Request) -> Response:
+        from rankwatch.report import status as page
+
+        return _response(page.render(self._status(), request.nonce), HTML)
+
+    def _metrics(self, request: Request) -> Response:
+        if self._exporter is None:
+            return _response("starting\n", TEXT, 503)
+        body, content_type = self._exporter.render(self._status(), request.accept)
+        return _response(body, content_type)
+
+    def _healthz(self, _request: Request) -> Response:
+        status = self._status()
+        age_s = self._clock() - status.snapshot.now if status.snapshot is not None else None
+        healthy = status.state in ("starting", "restarting", "done", "failed") or (age_s is not None and age_s < STALE_AFTER_S)
+        document = {"ok": healthy, "state": status.state, "last_look_age_s": age_s, "polls": status.health.polls, "errors": status.health.errors}
+        return _response(as_json(document), JSON, 200 if healthy else 503)
+
+    def _state(self, _request: Request) -> Response:
+        from rankwatch.report import state
+
+        return _response(as_json(state.to_json(self._status()), indent=None), JSON)
+
+    def _incidents(self, _request: Request) -> Response:
+        from rankwatch.report import incident as report
+
+        status = self._status()
+        documents = [report.to_json(incident, status) for incident in (*status.open_incidents, *reversed(status.closed_incidents))]
+        return _response(as_json({"incidents": documents}, indent=None), JSON)
+
+    def _incident(self, request: Request) -> Response:
+        """A file of an incident of this run and nothing else: the name is matched as a whole, the id must be one of ours."""
+        from rankwatch.report import page, text
+
+        found = _FILE.match(request.path)
+        if found is None:
+            return _response("no such page\n", TEXT, 404)
+        incident_id, name = found[1], found[2] or "index.html"
+        status = self._status()
+        incident = next((one for one in (*status.open_incidents, *status.closed_incidents) if one.id == incident_id), None)
+        if name in ("index.html", "report.txt", "incident.json"):
+            document = self._document(incident_id, incident, status)
+            if document is None:
+                return _response("no such incident in this run\n", TEXT, 404)
+            if name == "index.html":
+                return _response(page.render(document, request.nonce), HTML)
+            return _response(text.render(document), TEXT) if name == "report.txt" else _response(as_json(document), JSON)
+        data = self._read(incident_id, name)
+        if data is None:
+            return _response("no such file in this run\n", TEXT, 404)
+        return _response(data, JSON if name.endswith(".json") else TEXT)
+
+    def _document(self, incident_id: str, incident: Incident | None, status: Status) -> dict[str, Any] | None:
+        from rankwatch.report import incident as report
+
+        if incident is not None:
+            return report.to_json(incident, status)
+        data = self._read(incident_id, "incident.json")
+        try:
+            document = json.loads(data) if data is not None else None
+        except ValueError:
+            return None
+        return document if isinstance(document, dict) else None
+
+    def _read(self, incident_id: str, name: str) -> bytes | None:
+        if not self._files.known(incident_id):
+            return None
+        try:
+            fd = os.open(self._files.path_of(incident_id, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(fd, "rb") as file:
+                return file.read(MAX_FILE_BYTES)
+        except OSError:
+            return None
+
+
+def _response(body: bytes | str, content_type: str, status: int = 200) -> Response:
+    from rankwatch.serve.server import Response
+
+    return Response(body, content_type, status)

@@ -1,0 +1,256 @@
+"""One background thread that writes files, so that a slow, full, read-only or hung run directory never holds the monitor up.
+
+Whole files appear at once (written beside, renamed). When the run directory takes nothing more, everything that follows goes to a
+directory in the temp dir, and one line says so.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+QUEUE_ENTRIES = 2000
+QUEUE_BYTES = 256 << 20
+HUNG_AFTER_S = 5.0
+ROTATE_BYTES = 16 << 20
+ROTATED_FILES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    kind: str  # write | append | remove | flush
+    name: str
+    data: bytes | Callable[[], bytes] = b""
+    done: threading.Event | None = None
+
+    @property
+    def size(self) -> int:
+        return 0 if callable(self.data) else len(self.data)
+
+    @property
+    def bytes(self) -> bytes:
+        return self.data() if callable(self.data) else self.data
+
+
+class Writer:
+    """Writes below `root`; names are relative to it. Every method returns at once except flush(), which has a deadline.
+
+    on_trouble: called with one line for people, once for each kind of trouble, from the writer's thread.
+    """
+
+    def __init__(self, root: str, on_trouble: Callable[[str], None], fallback_parent: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.root = root
+        self.dropped = 0
+        self._on_trouble = on_trouble
+        self._fallback_parent = fallback_parent
+        self._clock = clock
+        self._queue: queue.Queue[_Task] = queue.Queue(QUEUE_ENTRIES)
+        self._queued_bytes = 0
+        self._lock = threading.Lock()
+        self._current: tuple[_Task, float] | None = None
+        self._generation = 0
+        self._fell_back = False
+        self._said: set[str] = set()
+        self._dead = False
+        self._start()
+
+    def write(self, name: str, data: bytes | Callable[[], bytes]) -> bool:
+        """Replace a whole file. A callable is rendered in the writer's thread. False: the queue is full, it was dropped."""
+        return self._put(_Task("write", name, data))
+
+    def append(self, name: str, data: bytes) -> bool:
+        """Add to a file; it is rotated (name.1 ... name.3) past ROTATE_BYTES. False: dropped."""
+        return self._put(_Task("append", name, data))
+
+    def remove(self, name: str) -> bool:
+        """Remove a directory tree. False: dropped."""
+        return self._put(_Task("remove", name))
+
+    def flush(self, deadline_s: float) -> bool:
+        """Whether everything handed in before is on disk within deadline_s."""
+        done = threading.Event()
+        deadline = self._clock() + deadline_s
+        if not self._put(_Task("flush", "", done=done)):
+            return False
+        while not done.wait(min(0.05, max(0.0, deadline - self._clock()))):
+            if self._clock() >= deadline:
+                return False
+        return True
+
+    def check(self) -> None:
+        """Give up on a root that has held one write for HUNG_AFTER_S: a new thread goes on elsewhere, the old one is left to the kernel."""
+        with self._lock:
+            current = self._current
+            hung = current is not None and self._clock() - current[1] > HUNG_AFTER_S and not self._dead
+            if not hung:
+                return
+            assert current is not None
+            self._generation += 1
+            self._current = None
+            second = self._fell_back
+            self._dead = second
+        if second:
+            self._say("hung twice", "the fallback directory hangs as well; nothing more is written")
+            return
+        self._start(f"a write to {self.root} has hung for {HUNG_AFTER_S:g} s", current[0])
+
+    def path_of(self, name: str) -> str:
+        """Where a file of this name is or will be."""
+        return os.path.join(self.root, name)
+
+    def _start(self, trouble: str = "", first: _Task | None = None) -> None:
+        threading.Thread(target=self._work, args=(self._generation, trouble, first), name="rankwatch-writer", daemon=True).start()
+
+    def _put(self, task: _Task) -> bool:
+        with self._lock:
+            room = not self._dead and self._queued_bytes + task.size <= QUEUE_BYTES
+            if room:
+                try:
+                    self._queue.put_nowait(task)
+                    self._queued_bytes += task.size
+                    return True
+                except queue.Full:
+                    pass
+            self.dropped += 1
+            return False
+
+    def _work(self, generation: int, trouble: str, first: _Task | None) -> None:
+        if trouble:
+            self._fall_back(trouble)
+        while True:
+            task = first or self._queue.get()
+            with self._lock:
+                if first is None:
+                    self._queued_bytes -= task.size
+                self._current = (task, self._clock())
+            first = None
+            self._perform(task)
+            with self._lock:
+                if generation != self._generation:
+                    return
+                self._current = None
+
+    def _perform(self, task: _Task) -> None:
+        try:
+            self._do(task)
+        except OSError as error:
+            if self._fell_back or not self._fall_back(f"cannot write {self.path_of(task.name)}: {error.strerror or error}"):
+                self.dropped += 1
+                return
+            try:
+                self._do(task)
+            except OSError:
+                self.dropped += 1
+        except Exception as error:  # the thread outlives any surprise; what it lost is counted and said once
+            self.dropped += 1
+            self._say("bug", f"could not write {task.name}: {error!r}")
+
+    def _do(self, task: _Task) -> None:
+        if task.kind == "flush":
+            if task.done is not None:
+                task.done.set()
+            return
+        path = self.path_of(task.name)
+        if task.kind == "remove":
+            shutil.rmtree(path, ignore_errors=True)
+            return
+        data = task.bytes
+        mode = os.stat(self.root).st_mode & 0o777  # who may look into the run directory may read its files
+        _make_directories(os.path.dirname(path), mode)
+        if task.kind == "append":
+            _rotate(path, len(data))
+            append_whole(path, data, _file_mode(mode))
+        else:
+            write_atomically(path, data, _file_mode(mode))
+
+    def _fall_back(self, reason: str) -> bool:
+        try:
+            place = tempfile.mkdtemp(prefix="rankwatch-", dir=self._fallback_parent)
+        except OSError as error:
+            self._fell_back = True
+            self._say("no fallback", f"{reason}; the temp dir takes nothing either ({error.strerror}): incidents are shown here and on the status page only")
+            return False
+        self.root, self._fell_back = place, True
+        self._say("fallback", f"{reason}; files go to {place} from now on, the job is not affected")
+        return True
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind in self._said:
+            return
+        self._said.add(kind)
+        try:
+            self._on_trouble(text)
+        except Exception:  # a closed stderr is not the writer's trouble
+            pass
+
+
+def write_atomically(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Replace `path` so that a reader sees the old or the new whole. OSError as the file system gives it; no remains."""
+    beside = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        try:
+            _write_all(fd, data)
+        finally:
+            os.close(fd)
+        os.replace(beside, path)
+    except OSError:
+        try:
+            os.unlink(beside)
+        except OSError:
+            pass
+        raise
+
+
+def append_whole(path: str, data: bytes, mode: int = 0o600) -> None:
+    """Add all of `data` or nothing: what a full disk took of it is cut off again. OSError as the file system gives it."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    try:
+        before = os.fstat(fd).st_size
+        try:
+            _write_all(fd, data)
+        except OSError:
+            os.ftruncate(fd, before)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _file_mode(directory_mode: int) -> int:
+    return 0o600 | (directory_mode & 0o044)
+
+
+def _make_directories(path: str, mode: int) -> None:
+    if os.path.isdir(path):
+        return
+    _make_directories(os.path.dirname(path), mode)
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _rotate(path: str, more: int) -> None:
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        return
+    if size + more <= ROTATE_BYTES:
+        return
+    for number in range(ROTATED_FILES, 0, -1):
+        older = f"{path}.{number - 1}" if number > 1 else path
+        if os.path.exists(older):
+            os.replace(older, f"{path}.{number}")

@@ -1,0 +1,235 @@
+"""The lines on stderr: logfmt after a fixed tag, or one JSON object a line with `as_json`.
+
+    [rankwatch] 0.1.0 watching 4 ranks on 1 node; compile ok, ddp ok, collectives ok, stacks ok; status http://127.0.0.1:27435 run=...
+    [rankwatch] all 4 ranks stepping after 74 s (compile 61 s; slowest rank 3, +9 s); smallest timeout 600 s
+    [rankwatch] 03:12:44Z STUCK rank=1 host=node05 pid=21107 cause=not_entered domain=user_code at=train.py:31:load_batch for=60s ...
+    [rankwatch] done 3h12m: 0 stuck, 2 slow; 41 rank-min lost waiting (rank 3 recompiling block.forward: 31 min)
+
+Every function gives whole lines without the last newline. Nothing that a job wrote can break a line or move a cursor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rankwatch import __version__, shown
+from rankwatch.model import Incident, Status
+from rankwatch.notify.failed import failed_block
+from rankwatch.shown import TAG
+
+__all__ = ["blind", "done", "failed_block", "notice", "stepping", "verdict", "watching"]
+
+CAPABILITIES = ("compile", "ddp", "collectives", "stacks")
+MAX_VALUE = 200
+MAX_JSON_RANKS = 64
+_PLAIN = re.compile(r"[^\s\"'=\\]+\Z")
+
+
+def watching(status: Status, *, as_json: bool = False) -> str:
+    """The first line: what is watched, how well, where to look."""
+    job = status.job
+    known = job.capabilities
+    words = [f"{name} {known.get(name, 'unknown')}" for name in CAPABILITIES]
+    words += [f"{name} {reason}" for name, reason in known.items() if name not in CAPABILITIES and reason != "ok"]
+    if as_json:
+        fields = {"version": __version__, "world_size": job.world_size, "nnodes": job.nnodes, **{f"can_{name}": reason for name, reason in known.items()}}
+        return _json("watching", status, {**fields, "status": job.status_url or "off", "run": job.run_dir})
+    text = f"{__version__} watching {shown.plural(job.world_size, 'rank')} on {shown.plural(job.nnodes, 'node')}; {', '.join(words)}"
+    return shown.one_line(f"{TAG} {text}; status {job.status_url or 'off'} run={quoted(job.run_dir)}")
+
+
+def stepping(
+    status: Status,
+    *,
+    after_s: float | None = None,
+    compile_s: float | None = None,
+    slowest_rank: int | None = None,
+    slowest_by_s: float | None = None,
+    as_json: bool = False,
+) -> str:
+    """The second line, once every rank has stepped. What is not given is read from the picture or left out."""
+    snapshot = status.snapshot
+    if after_s is None and snapshot is not None:
+        after_s = snapshot.now - snapshot.started_at
+    if compile_s is None:
+        compile_s = _compile_s(status)
+    timeout_s = shown.smallest_timeout_s(snapshot)
+    if as_json:
+        fields = {"world_size": status.job.world_size, "after_s": after_s, "compile_s": compile_s, "slowest_rank": slowest_rank, "slowest_by_s": slowest_by_s}
+        return _json("stepping", status, {**fields, "timeout_s": timeout_s})
+    notes = [f"compile {_s(compile_s)}"] if compile_s else []
+    if slowest_rank is not None and slowest_by_s is not None:
+        notes.append(f"slowest rank {slowest_rank}, +{_s(slowest_by_s)}")
+    ranks = status.job.world_size
+    text = f"{TAG} {'the 1 rank' if ranks == 1 else f'all {ranks} ranks'} stepping"
+    text += f" after {_s(after_s)}" if after_s is not None else ""
+    text += f" ({'; '.join(notes)})" if notes else ""
+    return text + (f"; smallest timeout {_s(timeout_s)}" if timeout_s is not None else "")
+
+
+def verdict(incident: Incident, status: Status, report: str = "", *, as_json: bool = False) -> str:
+    """One line about an incident as it stands: opened, escalated, repeated, or recovered once it is closed.
+
+    report: where its report lies; by default report.txt of the incident in the run directory.
+    """
+    closed = incident.closed_at is not None
+    at = (incident.closed_wall_at if closed else None) or (status.snapshot.wall_at if status.snapshot and not closed else incident.updated_wall_at)
+    word = "recovered" if closed else incident.verdict.verdict
+    fields = _verdict_fields(incident, status, report)
+    if as_json:
+        judged = incident.verdict
+        exact = {
+            "incident": incident.id,
+            "culprit_ranks": sorted(judged.culprit_ranks)[:MAX_JSON_RANKS],
+            "num_waiting": len(judged.waiting_ranks),
+            "for_s": float(fields.pop("for").rstrip("s")),
+            "timeout_in_s": judged.timeout_left_s,
+            "lost_rank_s": round(incident.lost_rank_s, 3),
+            "summary": judged.summary,
+        }
+        for name in ("rank", "timeout_in", "lost"):
+            fields.pop(name, None)
+        return _json(word, status, {**exact, **fields}, at)
+    return f"{TAG} {shown.utc(at, date=False)} {word.upper()} " + " ".join(f"{key}={quoted(value)}" for key, value in fields.items())
+
+
+def _verdict_fields(incident: Incident, status: Status, report: str) -> dict[str, str]:
+    judged, snapshot = incident.verdict, status.snapshot
+    ended_at = incident.closed_at if incident.closed_at is not None else snapshot.now if snapshot else judged.since
+    fields = {
+        "rank": shown.short_ranks(judged.culprit_ranks),
+        "host": _some(dict.fromkeys(incident.hosts[rank] for rank in judged.culprit_ranks if rank in incident.hosts)),
+        "pid": _some(str(incident.pids[rank]) for rank in judged.culprit_ranks if rank in incident.pids),
+        "cause": judged.cause,
+        "domain": judged.domain,
+        "at": judged.at,
+        "for": f"{max(0.0, ended_at - judged.since):.0f}s",
+    }
+    if incident.closed_at is not None:
+        fields["lost"] = _lost(incident.lost_rank_s)
+    else:
+        fields |= _compile_fields(incident, status)
+        fields["waiting"] = shown.short_ranks(judged.waiting_ranks)
+        if judged.group:
+            fields |= {"op": judged.group.op, "group": judged.group.desc or judged.group.name, "seq": str(judged.group.seq)}
+        if judged.timeout_left_s is not None:
+            fields["timeout_in"] = f"{judged.timeout_left_s:.0f}s"
+        seen = len(snapshot.ranks()) if snapshot else 0
+        if seen and seen < status.job.world_size:
+            fields["note"] = f"{seen} of {status.job.world_size} ranks seen"
+    fields["report"] = report or (f"{status.job.run_dir}/incidents/{incident.id}/report.txt" if status.job.run_dir else "")
+    return {key: value for key, value in fields.items() if value}
+
+
+def _compile_fields(incident: Incident, status: Status) -> dict[str, str]:
+    """What the first culprit compiles: the newest picture where it still compiles, else as the incident keeps it."""
+    if incident.verdict.cause != "compiling":
+        return {}
+    states = status.snapshot.ranks() if status.snapshot else {}
+    for rank in incident.verdict.culprit_ranks:
+        live = min(states[rank].compiling, key=lambda activity: activity.started_at, default=None) if rank in states else None
+        activity = live or incident.compiling.get(rank)
+        if activity:
+            fields = {"frame": activity.frame, "phase": activity.phase}
+            if status.snapshot:
+                fields["compiling_for"] = f"{max(0.0, status.snapshot.now - activity.started_at):.0f}s"
+            if activity.splits:
+                fields["split"] = f"{activity.split}/{activity.splits}"
+            return {**fields, "reason": activity.recompile_reason}
+    return {}
+
+
+def done(status: Status, *, as_json: bool = False) -> str:
+    """The last line: how long, how many incidents by the gravest verdict of each, what they cost, and the costliest."""
+    everything = (*status.closed_incidents, *status.open_incidents)
+    counts = Counter(shown.worst(incident) for incident in everything)
+    words = [f"{counts[name]} {name}" for name in ("failed", "diverged", "timeout_imminent") if counts[name]]
+    words += [f"{counts[name]} {name}" for name in ("stuck", "slow")]
+    words += [f"{counts[name]} {name}" for name in ("straggler",) if counts[name]]
+    lost_s = sum(incident.lost_rank_s for incident in everything)
+    lasted_s = max(0.0, shown.now_wall(status) - status.job.started_wall_at)
+    if as_json:
+        fields = {"lasted_s": round(lasted_s, 3), "exit_code": status.exit_code, "verdicts": dict(counts), "lost_rank_s": round(lost_s, 3)}
+        return _json("done", status, {**fields, "run": status.job.run_dir})
+    text = f"{TAG} done {shown.duration(lasted_s)}"
+    text += f" with {shown.exit_words(status.exit_code)}" if status.exit_code else ""
+    text += f": {', '.join(words)}; {_lost(lost_s)} lost waiting"
+    costliest = max(everything, key=lambda incident: incident.lost_rank_s, default=None)
+    if costliest and costliest.lost_rank_s >= 1:
+        text += f" ({_what(costliest)}: {_minutes(costliest.lost_rank_s)})"
+    return shown.one_line(text)
+
+
+def blind(rank: int, detail: str, *, as_json: bool = False) -> str:
+    """A rank that lives but whose agent did not load."""
+    if as_json:
+        return json.dumps({"rankwatch": __version__, "event": "blind", "rank": rank, "detail": shown.one_line(detail)})
+    return shown.one_line(f"{TAG} BLIND rank={rank}: agent did not load ({detail}); only its stacks and its exit are watched")
+
+
+def notice(text: str, *, as_json: bool = False) -> str:
+    """Anything else that must be said once: what failed, the checked cause, the next command."""
+    if as_json:
+        return json.dumps({"rankwatch": __version__, "event": "notice", "text": shown.one_line(text)})
+    return f"{TAG} {shown.one_line(text)}"
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+def quoted(value: object) -> str:
+    """A logfmt value: bare where it has no blank, quote or equals sign, else in double quotes with escapes; cut at MAX_VALUE unless it is a path."""
+    text = shown.one_line(value)
+    if len(text) > MAX_VALUE and not text.startswith("/"):
+        text = f"{text[:MAX_VALUE]}..."
+    if _PLAIN.match(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _json(event: str, status: Status, fields: Mapping[str, Any], at: float | None = None) -> str:
+    record = {"rankwatch": __version__, "event": event, "time": at if at is not None else shown.now_wall(status), "job_id": status.job.job_id, **fields}
+    return json.dumps({key: shown.one_line(value) if isinstance(value, str) else value for key, value in record.items()})
+
+
+def _s(seconds: float) -> str:
+    """Seconds as the second line says them: "600 s", never "10m00s"."""
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+
+
+def _some(values: Iterable[str], limit: int = 4) -> str:
+    found = list(values)
+    return ",".join(found[:limit]) + (f",...({len(found)})" if len(found) > limit else "")
+
+
+def _lost(lost_rank_s: float) -> str:
+    """ "41 rank-min", "12 rank-s"."""
+    return f"{round(lost_rank_s / 60)} rank-min" if lost_rank_s >= 60 or not lost_rank_s else f"{round(lost_rank_s)} rank-s"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{round(seconds / 60)} min" if seconds >= 60 else f"{round(seconds)} s"
+
+
+def _what(incident: Incident) -> str:
+    """ "rank 3 recompiling forward@model.py:31", "rank 1 not_entered at train.py:31:load_batch"."""
+    who = shown.rank_words(incident.verdict.culprit_ranks, 40)
+    activity = next((incident.compiling[rank] for rank in incident.verdict.culprit_ranks if rank in incident.compiling), None)
+    if incident.verdict.cause == "compiling" and activity:
+        return f"{who} {'recompiling' if activity.recompile_reason else 'compiling'} {activity.frame}"
+    return f"{who} {incident.verdict.cause}" + (f" at {incident.verdict.at}" if incident.verdict.at else "")
+
+
+def _compile_s(status: Status) -> float | None:
+    """The longest total compile time of a rank, over all stages."""
+    times = []
+    for state in status.snapshot.ranks().values() if status.snapshot else ():
+        seconds = state.compile_totals.get("seconds")
+        total = seconds.get("total") if isinstance(seconds, Mapping) else None
+        if isinstance(total, (int, float)):
+            times.append(float(total))
+    return max(times, default=None)

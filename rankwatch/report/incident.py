@@ -1,0 +1,281 @@
+"""incident.json: the contract that others parse, and the document that every report is rendered from.
+
+Keys are only ever added within a schema. Everything in the document encodes as UTF-8 and as JSON: no lone surrogate, no infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rankwatch import __version__, shown
+from rankwatch.model import CompileActivity, Crash, Incident, RankState, Stack, Status, Verdict, WaitedOn
+from rankwatch.report import redact
+from rankwatch.wire.ranks import compress
+
+SCHEMA = 1
+MAX_STACK_CHARS = 200_000
+MAX_RANKS_SHOWN = 64
+
+
+def to_json(incident: Incident, status: Status) -> dict[str, Any]:
+    """The document of one incident as of `status`. Times are unix seconds; ranks are global.
+
+    `stacks` holds every culprit, with null where none could be taken. Accepts partial data: no snapshot, no group, no stack.
+    """
+    verdict = incident.verdict
+    compiling = _compiling(incident, status)
+    return {
+        "schema": SCHEMA,
+        "id": incident.id,
+        "verdict": verdict.verdict,
+        "cause": verdict.cause,
+        "domain": verdict.domain,
+        "culprit_ranks": sorted(verdict.culprit_ranks),
+        "waiting_ranks": sorted(verdict.waiting_ranks),
+        "unknown_ranks": sorted(verdict.unknown_ranks),
+        "since": since_wall(incident, status),
+        "opened_at": float(incident.opened_wall_at),
+        "updated_at": float(incident.updated_wall_at),
+        "closed_at": number(incident.closed_wall_at),
+        "summary": summary(verdict),
+        "advice": lines(verdict.advice),
+        "group": _group(verdict.group),
+        "timeout_s": number(verdict.timeout_s),
+        "timeout_left_s": number(verdict.timeout_left_s),
+        "compile": {str(rank): compile_row(activity, status) for rank, activity in sorted(compiling.items())},
+        "stacks": _stacks(incident),
+        "stack_groups": [
+            {
+                "ranks": compress(group.ranks),
+                "frames": [shown.clean(f"{frame.name} ({frame.file}:{frame.line})") for frame in group.frames],
+                "role": group.role,
+            }
+            for group in incident.stack_groups
+        ],
+        "confidence": verdict.confidence,
+        "evidence": lines(verdict.evidence),
+        "missing_evidence": lines(verdict.missing_evidence),
+        "history": [
+            {"at": float(change.at_wall), "verdict": change.verdict, "cause": change.cause, "culprit_ranks": sorted(change.culprit_ranks)}
+            for change in incident.history
+        ],
+        "action": None,
+        # beyond the contract: what the reports show besides
+        "at": shown.one_line(verdict.at),
+        "as_of": float(shown.now_wall(status)),
+        "lost_rank_s": number(incident.lost_rank_s) or 0.0,
+        "final": incident.final,
+        "hosts": {str(rank): shown.one_line(host) for rank, host in sorted(incident.hosts.items())},
+        "pids": {str(rank): pid for rank, pid in sorted(incident.pids.items())},
+        "crash": {str(rank): _crash(crash) for rank, crash in _crashes(incident, status)},
+        "ranks": _ranks(incident, status),
+        "groups": groups(status, verdict),
+        "recorder_files": lines(incident.recorder_files),
+        "run": run(status),
+    }
+
+
+def summary(verdict: Verdict) -> str:
+    """The one sentence; made from the parts where the judgement came without one."""
+    text = shown.one_line(verdict.summary)
+    if text:
+        return text
+    where = f" at {verdict.at}" if verdict.at else ""
+    waiting = f"; {shown.rank_words(verdict.waiting_ranks)} waiting" if verdict.waiting_ranks else ""
+    return shown.one_line(f"{shown.rank_words(verdict.culprit_ranks)} {verdict.cause}{where}{waiting}")
+
+
+def stack_text(stack: Stack | None) -> str | None:
+    """A stack as text, its children's below it; None where nothing was caught."""
+    if stack is None:
+        return None
+    text = stack.text or "\n\n".join(
+        "\n".join((f"Thread {thread.native_id}: {thread.name}", *(f"    {frame.name} ({frame.file}:{frame.line})" for frame in thread.frames)))
+        for thread in stack.threads
+    )
+    parts = [text.strip("\n"), *(f"-- child process {child.pid}\n{below.rstrip()}" for child in stack.subprocesses if (below := stack_text(child)))]
+    whole = shown.clean("\n\n".join(filter(None, parts)))
+    if len(whole) > MAX_STACK_CHARS:
+        whole = f"{whole[:MAX_STACK_CHARS]}\n... cut at {MAX_STACK_CHARS} characters"
+    return f"{whole}\n" if whole else None
+
+
+def since_wall(incident: Incident, status: Status) -> float:
+    """Start of the wait in unix seconds."""
+    if incident.since_wall_at:
+        return float(incident.since_wall_at)
+    if status.snapshot:
+        return float(shown.wall(status.snapshot, incident.verdict.since))
+    return float(incident.opened_wall_at)
+
+
+def number(value: float | None) -> float | None:
+    """A number that JSON can say, else null."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def lines(texts: Iterable[str]) -> list[str]:
+    """Each text as one clean line."""
+    return [shown.one_line(text) for text in texts]
+
+
+def run(status: Status) -> dict[str, Any]:
+    """Identity of the run: the part that run.json, the state and each incident share. Secrets are hidden."""
+    job = status.job
+    return {
+        "rankwatch": __version__,
+        "job_id": shown.clean(job.job_id),
+        "run_dir": shown.clean(job.run_dir),
+        "command": [shown.clean(text) for text in redact.command(job.command)],
+        "node": shown.clean(job.node),
+        "world_size": job.world_size,
+        "nnodes": job.nnodes,
+        "attempt": status.snapshot.attempt if status.snapshot else job.attempt,
+        "versions": {shown.clean(name): shown.clean(text) for name, text in job.versions.items()},
+        "labels": {shown.clean(name): shown.clean(text) for name, text in job.labels.items()},
+        "started_at": float(job.started_wall_at),
+        "status_url": shown.clean(job.status_url),
+        "capabilities": {shown.clean(name): shown.one_line(text) for name, text in job.capabilities.items()},
+    }
+
+
+def groups(status: Status, verdict: Verdict | None = None) -> list[dict[str, Any]]:
+    """Process groups with the span of their members' sequence numbers: the one that `verdict` names and those that lag, at most 20."""
+    found: dict[tuple[str, int, int, int], dict[str, Any]] = {}
+    for state in status.snapshot.ranks().values() if status.snapshot else ():
+        for group in state.groups:
+            if not group.ranks:
+                continue
+            # members are told apart by their ends and number: comparing 16k lists of 16k ranks would take seconds
+            row = found.setdefault((group.name, len(group.ranks), group.ranks[0], group.ranks[-1]), {"group": group, "seqs": {}})
+            if group.name in state.enqueued:
+                row["seqs"][state.rank] = state.enqueued[group.name]
+    rows = []
+    for (name, *_), row in found.items():
+        seqs: Mapping[int, int] = row["seqs"]
+        low, high = min(seqs.values(), default=None), max(seqs.values(), default=None)
+        behind = [rank for rank, seq in seqs.items() if high is not None and seq < high]
+        rows.append(
+            {
+                "name": shown.one_line(name),
+                "desc": shown.one_line(shown.group_label(row["group"])),
+                "backend": shown.one_line(row["group"].backend),
+                "ranks": shown.short_ranks(row["group"].ranks, 200),
+                "timeout_s": number(row["group"].timeout_s),
+                "seq_min": low,
+                "seq_max": high,
+                "behind": shown.short_ranks(behind, 200),
+                "waited_on": bool(verdict and verdict.group and verdict.group.name == name and set(verdict.group.ranks) == set(row["group"].ranks)),
+            }
+        )
+    rows.sort(key=lambda row: (not row["waited_on"], row["seq_min"] == row["seq_max"], row["name"]))
+    return rows[:20]
+
+
+def _group(group: WaitedOn | None) -> dict[str, Any] | None:
+    if group is None:
+        return None
+    return {
+        "name": shown.one_line(group.name),
+        "desc": shown.one_line(group.desc),
+        "ranks": list(group.ranks),
+        "op": shown.one_line(group.op),
+        "seq": group.seq,
+        "sizes": [list(size) for size in group.sizes],
+        "dtypes": lines(group.dtypes),
+    }
+
+
+def _compiling(incident: Incident, status: Status) -> dict[int, CompileActivity]:
+    """What compiles: as the incident keeps it, and what the culprits and a few others compile at this moment."""
+    now: dict[int, CompileActivity] = {}
+    if status.snapshot and incident.closed_at is None:
+        for state in status.snapshot.ranks().values():
+            if state.compiling and (state.rank in incident.verdict.culprit_ranks or len(now) < MAX_RANKS_SHOWN):
+                now[state.rank] = min(state.compiling, key=lambda activity: activity.started_at)
+    return {**incident.compiling, **now}
+
+
+def compile_row(activity: CompileActivity, status: Status) -> dict[str, Any]:
+    """One compile as the reports and the API show it. Elapsed counts to the picture's time."""
+    now = status.snapshot.now if status.snapshot else activity.phase_since
+    return {
+        "frame": shown.one_line(activity.frame),
+        "compile_id": shown.one_line(activity.compile_id),
+        "phase": activity.phase,
+        "elapsed_s": round(max(0.0, now - activity.started_at), 3),
+        "reason": shown.one_line(activity.recompile_reason),
+        "kind": activity.kind,
+        "raw_phase": shown.one_line(activity.raw_phase),
+        "phase_s": round(max(0.0, now - activity.phase_since), 3),
+        "split": activity.split,
+        "splits": activity.splits,
+        "detail": shown.one_line(activity.detail),
+    }
+
+
+def _stacks(incident: Incident) -> dict[str, str | None]:
+    ranks = sorted({*incident.stacks, *incident.verdict.culprit_ranks})
+    return {str(rank): stack_text(incident.stacks.get(rank)) for rank in ranks if rank >= 0}
+
+
+def _crashes(incident: Incident, status: Status) -> list[tuple[int, Crash]]:
+    states = status.snapshot.ranks() if status.snapshot else {}
+    return [(rank, states[rank].crash) for rank in sorted(incident.verdict.culprit_ranks) if rank in states and states[rank].crash]  # type: ignore[misc]
+
+
+def _crash(crash: Crash) -> dict[str, Any]:
+    return {
+        "type": shown.one_line(crash.type),
+        "message": shown.clean(crash.message)[:4000],
+        "where": shown.one_line(crash.where),
+        "traceback": shown.clean(crash.traceback)[-20_000:],
+        "source": shown.one_line(crash.source),
+        "at": number(crash.at_wall),
+    }
+
+
+def _ranks(incident: Incident, status: Status) -> dict[str, Any]:
+    """What the culprits and some others do: at most MAX_RANKS_SHOWN, culprits first."""
+    snapshot = status.snapshot
+    if snapshot is None:
+        return {}
+    states, views = snapshot.ranks(), shown.rank_views(status)
+    verdict = incident.verdict
+    order = [*verdict.culprit_ranks, *verdict.waiting_ranks, *sorted(states)]
+    chosen = [rank for rank in dict.fromkeys(order) if rank in states][:MAX_RANKS_SHOWN]
+    return {str(rank): rank_row(states[rank], views[rank], status) for rank in chosen}
+
+
+def rank_row(state: RankState, view: shown.RankView, status: Status) -> dict[str, Any]:
+    """One rank as the pages and the API show it."""
+    snapshot = status.snapshot
+    assert snapshot is not None, "a rank is only reported by a snapshot"
+    process = state.process
+    return {
+        "rank": state.rank,
+        "local_rank": state.local_rank,
+        "node": shown.one_line(state.node),
+        "pid": process.pid if process else None,
+        "phase": view.phase,
+        "phase_s": round(max(0.0, snapshot.now - view.since), 3) if view.since is not None else None,
+        "detail": view.detail,
+        "culprit": view.culprit,
+        "waiting": view.waiting,
+        "seq": view.seq,
+        "lag": view.lag,
+        "inflight_s": round(view.inflight_s, 3),
+        "timeout_s": number(view.timeout_s),
+        "steps": state.steps,
+        "step_s": number(state.step_s),
+        "last_step_at": number(shown.wall(snapshot, state.last_step_at)) if state.last_step_at is not None else None,
+        "process_state": process.state if process else "",
+        "exit_code": process.exit_code if process else None,
+        "cpu_s": number(process.cpu_s) if process else None,
+        "rss_bytes": process.rss_bytes if process else None,
+        "agent": state.agent,
+        "agent_detail": shown.one_line(state.agent_detail),
+        "stage": state.stage,
+    }

@@ -1,0 +1,77 @@
+"""An incident as Markdown for a ticket: the verdict, what to do, who waits, the stacks that matter, where the rest lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rankwatch import shown
+from rankwatch.report import text
+
+MAX_STACK_LINES = 40
+
+
+def render(doc: Mapping[str, Any]) -> str:
+    """Markdown of an incident.json document; text that others wrote can neither format nor link anything."""
+    parts = [
+        f"## {escape(text.verdict_words(doc))}: {escape(text.culprit_words(doc))}",
+        escape(doc.get("summary") or "no summary"),
+        escape(text.times_words(doc)),
+        *_list("What to do", doc.get("advice") or ()),
+        *_list("Who waits", _waiting(doc)),
+        *_list("Compiling", (f"rank {rank}: {text.compile_words(activity)}" for rank, activity in list((doc.get("compile") or {}).items())[:8])),
+        *_stacks(doc),
+        *_list("Evidence", doc.get("evidence") or ()),
+        *_list("Missing evidence", doc.get("missing_evidence") or ()),
+    ]
+    run = doc.get("run") or {}
+    if run.get("run_dir"):
+        parts.append(f"Files: {code(run['run_dir'] + '/incidents/' + str(doc.get('id')))}")
+    versions = ", ".join(f"{name} {version}" for name, version in (run.get("versions") or {}).items() if version)
+    if versions:
+        parts.append(f"Job {escape(run.get('job_id'))}, {shown.plural(run.get('world_size') or 0, 'rank')}; {escape(versions)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(value: object) -> str:
+    """One line in which nothing is Markdown or HTML."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", r"\\\1", shown.one_line(value))
+
+
+def code(value: object) -> str:
+    """A code span whatever the text holds."""
+    line = shown.one_line(value)
+    fence = "`" * (max((len(run) for run in re.findall(r"`+", line)), default=0) + 1)
+    return f"{fence} {line} {fence}" if "`" in line else f"`{line}`"
+
+
+def block(lines: Iterable[str]) -> str:
+    """A code block whatever the text holds."""
+    body = "\n".join(map(shown.clean, lines))
+    fence = "`" * max(3, max((len(run) for run in re.findall(r"`+", body)), default=0) + 1)
+    return f"{fence}\n{body}\n{fence}"
+
+
+def _list(title: str, rows: Iterable[object]) -> list[str]:
+    body = [f"- {escape(row)}" for row in rows]
+    return [f"**{title}**", "\n".join(body)] if body else []
+
+
+def _waiting(doc: Mapping[str, Any]) -> list[str]:
+    waiting = doc.get("waiting_ranks") or ()
+    group = f" in {text.group_words(doc['group'])}" if doc.get("group") else ""
+    return [f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 160)}{group}"] if waiting else []
+
+
+def _stacks(doc: Mapping[str, Any]) -> list[str]:
+    parts = []
+    for rank, crash in list((doc.get("crash") or {}).items())[:2]:
+        parts += [f"**Exception of rank {rank}**", block(str(crash.get("traceback") or crash.get("message") or "").splitlines()[-MAX_STACK_LINES:])]
+    for group in (doc.get("stack_groups") or ())[:4]:
+        role = f", {group['role']}" if group.get("role") in ("culprit", "waiting") else ""
+        parts += [
+            f"**Stack of ranks {escape(group.get('ranks', '?'))}{role}** (innermost first)",
+            block((group.get("frames") or ("no Python frame",))[:MAX_STACK_LINES]),
+        ]
+    return parts

@@ -1,0 +1,237 @@
+"""index.html of an incident: one self-contained file that reads without scripts, network or rankwatch itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankwatch import shown
+from rankwatch.model import PAGING
+from rankwatch.report import html, rank_map, text
+from rankwatch.wire.ranks import expand
+
+MAX_GROUPS = 20
+MAX_RAW_STACKS = 32
+MAX_RAW_CHARS = 12_000
+MAX_RAW_TOTAL = 120_000
+MAX_JSON_CHARS = 60_000
+LONG_LIST = 64
+_LISTS = ("advice", "evidence", "missing_evidence", "recorder_files")
+_FRAME = re.compile(r"^(?P<name>.*) \((?P<file>.*):(?P<line>\d+)\)$", re.DOTALL)
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen|^<string>")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameView:
+    """One frame of a stack. `differs`: the outermost frame in which this stack leaves the one beside it."""
+
+    name: str
+    place: str
+    path: str
+    library: bool
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StackView:
+    """One group of equal stacks: `runs` alternates what is shown (False) and what is folded away (True)."""
+
+    ranks: str
+    number: int
+    role: str
+    runs: tuple[tuple[bool, tuple[FrameView, ...]], ...]
+
+
+def render(doc: Mapping[str, Any], nonce: str = "") -> str:
+    """The page of an incident.json document of any age. `nonce`: of the server's content security policy, for the little script."""
+    doc = {"cause": "?", "domain": "?", "confidence": "?", **{key: [] for key in _LISTS}, **doc}
+    groups = stack_views(doc)
+    raw, left_out = raw_stacks(doc)
+    deadline = (doc.get("updated_at") or 0.0) + doc["timeout_left_s"] if doc.get("timeout_left_s") is not None and doc.get("closed_at") is None else None
+    return html.render(
+        "incident.html.j2",
+        nonce=nonce,
+        doc=doc,
+        title=f"{str(doc.get('verdict', '?')).upper()} {shown.rank_words(doc.get('culprit_ranks') or ())}",
+        verdict=str(doc.get("verdict", "?")),
+        paging=doc.get("verdict") in PAGING and doc.get("closed_at") is None,
+        summary=str(doc.get("summary") or "no summary"),
+        facts=facts(doc),
+        deadline=deadline,
+        rank_map=the_map(doc),
+        clusters=clusters(doc),
+        ranks=list((doc.get("ranks") or {}).values())[:16],
+        compile_rows=[(rank, activity, text.compile_words(activity)) for rank, activity in list((doc.get("compile") or {}).items())[:32]],
+        pair=groups[:2] if len(groups) > 1 and groups[0].role == "culprit" else [],
+        stack_groups=groups[2:] if len(groups) > 1 and groups[0].role == "culprit" else groups,
+        groups_left=max(0, len(doc.get("stack_groups") or ()) - MAX_GROUPS),
+        raw=raw,
+        raw_left_out=left_out,
+        process_groups=doc.get("groups") or [],
+        crashes=(doc.get("crash") or {}).items(),
+        history=[(shown.utc(c.get("at")), c.get("verdict"), c.get("cause"), shown.short_ranks(c.get("culprit_ranks") or ())) for c in doc.get("history") or ()],
+        closed=shown.utc(doc["closed_at"]) if doc.get("closed_at") is not None else "",
+        run=doc.get("run") or {},
+        command=" ".join((doc.get("run") or {}).get("command") or ()),
+        size=text.size_words(doc.get("run") or {}),
+        folder=f"{(doc.get('run') or {}).get('run_dir', '')}/incidents/{doc.get('id')}",
+        commands=commands(doc),
+        document=document(doc),
+    )
+
+
+def facts(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The lines under the headline, as (what, value)."""
+    waiting = doc.get("waiting_ranks") or ()
+    group = f" in {text.group_words(doc['group'])}" if doc.get("group") else ""
+    rows = [
+        ("culprit", text.culprit_words(doc)),
+        ("at", str(doc.get("at") or "")),
+        ("time", text.times_words(doc)),
+        ("waiting", f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 160)}{group}" if waiting else ""),
+        ("no report", shown.short_ranks(doc.get("unknown_ranks") or (), 160)),
+        ("page", text.page_words(doc)),
+    ]
+    return [(what, value) for what, value in rows if value]
+
+
+def the_map(doc: Mapping[str, Any]) -> rank_map.RankMap | None:
+    """Every rank of the world: its phase where the document knows it, else waiting, silent or other."""
+    world_size = int((doc.get("run") or {}).get("world_size") or 0)
+    rows = doc.get("ranks") or {}
+    kinds: dict[str, list[int]] = {"collective_wait": list(doc.get("waiting_ranks") or ()), "no_report": list(doc.get("unknown_ranks") or ())}
+    for rank, row in rows.items():
+        kinds.setdefault(str(row.get("phase", "other")), []).append(int(rank))
+    titles = {int(rank): f"{str(row.get('phase', '')).replace('_', ' ')} {row.get('detail') or ''}".strip() for rank, row in rows.items()}
+    return rank_map.build(min(world_size, 1 << 17), kinds, doc.get("culprit_ranks") or (), titles)
+
+
+def clusters(doc: Mapping[str, Any]) -> list[tuple[int, str, str, str, bool]]:
+    """Ranks that do the same: (how many, ranks, phase, detail, whether culprits), culprits first."""
+    found: dict[tuple[bool, str, str], list[int]] = {}
+    rows = doc.get("ranks") or {}
+    for rank, row in rows.items():
+        phase, detail = str(row.get("phase", "?")), str(row.get("detail") or "")
+        found.setdefault((bool(row.get("culprit")), phase, "" if phase == "running" else detail), []).append(int(rank))
+    unseen = [rank for rank in doc.get("waiting_ranks") or () if str(rank) not in rows]
+    if unseen:
+        detail = text.group_words(doc["group"]).split(",")[0] if doc.get("group") else ""
+        found.setdefault((False, "collective_wait", detail), []).extend(unseen)
+    if doc.get("unknown_ranks"):
+        found[(False, "no_report", "")] = list(doc["unknown_ranks"])
+    return [
+        (len(ranks), shown.short_ranks(ranks, 200), phase, detail, culprit)
+        for (culprit, phase, detail), ranks in sorted(found.items(), key=lambda item: (not item[0][0], len(item[1])))
+    ]
+
+
+def stack_views(doc: Mapping[str, Any]) -> list[StackView]:
+    """Groups of equal stacks, the culprits' beside the largest other one first, library frames folded."""
+    groups = list(doc.get("stack_groups") or ())[:MAX_GROUPS]
+    culprit = next((group for group in groups if group.get("role") == "culprit"), None)
+    others = sorted((group for group in groups if group is not culprit), key=lambda group: -_number(group))
+    if culprit is None:
+        return [_stack_view(group, -1) for group in others]
+    if not others:
+        return [_stack_view(culprit, -1)]
+    common = _common(culprit.get("frames") or (), others[0].get("frames") or ())
+    return [_stack_view(culprit, common), _stack_view(others[0], common), *(_stack_view(group, -1) for group in others[1:])]
+
+
+def _number(group: Mapping[str, Any]) -> int:
+    try:
+        return len(expand(str(group.get("ranks", ""))))
+    except ValueError:
+        return 0
+
+
+def _common(one: Any, other: Any) -> int:
+    """How many frames two stacks share, from the outermost."""
+    number = 0
+    for first, second in zip(reversed(one), reversed(other), strict=False):
+        if first != second:
+            break
+        number += 1
+    return number
+
+
+def _stack_view(group: Mapping[str, Any], common: int) -> StackView:
+    frames = list(group.get("frames") or ())[:200]
+    views = []
+    for index, frame in enumerate(frames):
+        match = _FRAME.match(frame)
+        path = match["file"] if match else ""
+        views.append(
+            FrameView(
+                name=match["name"] if match else frame,
+                place=f"{path.rsplit('/', 1)[-1]}:{match['line']}" if match else "",
+                path=path,
+                library=bool(_LIBRARY.search(path)),
+                differs=common >= 0 and index == len(frames) - common - 1,
+            )
+        )
+    return StackView(str(group.get("ranks", "?")), _number(group), str(group.get("role", "other")), _fold(views))
+
+
+def _fold(frames: list[FrameView]) -> tuple[tuple[bool, tuple[FrameView, ...]], ...]:
+    """Runs of three and more library frames are folded; the innermost frame and the one that differs always show."""
+    runs: list[tuple[bool, list[FrameView]]] = []
+    for index, frame in enumerate(frames):
+        foldable = frame.library and not frame.differs and index > 0
+        if runs and runs[-1][0] == foldable:
+            runs[-1][1].append(frame)
+        else:
+            runs.append((foldable, [frame]))
+    merged: list[tuple[bool, list[FrameView]]] = []
+    for foldable, run in runs:
+        hidden = foldable and len(run) >= 3
+        if merged and merged[-1][0] == hidden:
+            merged[-1][1].extend(run)
+        else:
+            merged.append((hidden, run))
+    return tuple((hidden, tuple(run)) for hidden, run in merged)
+
+
+def raw_stacks(doc: Mapping[str, Any]) -> tuple[list[tuple[str, str]], int]:
+    """((rank, text as caught) culprits first, how many did not fit)."""
+    stacks = doc.get("stacks") or {}
+    culprits = [str(rank) for rank in doc.get("culprit_ranks") or () if str(rank) in stacks]
+    order = list(dict.fromkeys((*culprits, *stacks)))
+    chosen: list[tuple[str, str]] = []
+    total = 0
+    for rank in order:
+        caught = stacks[rank]
+        if caught is None and rank not in culprits:
+            continue
+        body = "no stack was caught" if caught is None else caught[:MAX_RAW_CHARS] + ("\n... more in stacks/" if len(caught) > MAX_RAW_CHARS else "")
+        if len(chosen) >= MAX_RAW_STACKS or total + len(body) > MAX_RAW_TOTAL:
+            break
+        chosen.append((rank, body))
+        total += len(body)
+    return chosen, len(order) - len(chosen)
+
+
+def commands(doc: Mapping[str, Any]) -> list[str]:
+    """What one would type next, on the culprit's node."""
+    pids = doc.get("pids") or {}
+    found = [pids[str(rank)] for rank in (doc.get("culprit_ranks") or ())[:2] if str(rank) in pids]
+    if doc.get("closed_at") is not None or doc.get("cause") in ("exited", "killed", "oom_killed", "crashed"):
+        found = []
+    return [f"py-spy dump --native --pid {pid}" for pid in found]
+
+
+def document(doc: Mapping[str, Any]) -> str:
+    """incident.json as shown at the foot: stacks are above, long lists of ranks compressed; "" where it is still too long."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, list) and len(value) > LONG_LIST and all(isinstance(item, int) for item in value):
+            return shown.short_ranks(value, 400)
+        if isinstance(value, Mapping):
+            return {key: short(item) for key, item in value.items()}
+        return [short(item) for item in value] if isinstance(value, list) else value
+
+    body = json.dumps({key: short(value) for key, value in doc.items() if key not in ("stacks", "stack_groups", "ranks")}, indent=1)
+    return body if len(body) <= MAX_JSON_CHARS else ""

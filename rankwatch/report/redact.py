@@ -1,0 +1,68 @@
+"""Takes secrets out of command lines and environments before they reach a file, a page or a line.
+
+By name only: a value is hidden where the name of its argument or variable says that it is a secret. What this cannot see: a secret as a
+positional argument without a name, and one inside a file that the command names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+HIDDEN = "***"
+_SECRET_WORDS = frozenset(
+    ("token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "authorization", "bearer", "key")
+)
+_ENV_NEEDLES = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "KEY")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_USERINFO = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
+_KNOWN = re.compile(r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[A-Z0-9]{16})\b")
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an argument's name says secret: `--hub-token`, `apiKey`, `WANDB_API_KEY`; not `--tokenizer`, `--max-tokens`, `keyframes`."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if any(word in _SECRET_WORDS - {"key"} for word in words):
+        return True
+    return bool(words) and words[-1] == "key"
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable's name says secret. Wider than for arguments: a value too many costs nothing here."""
+    return any(needle in name.upper() for needle in _ENV_NEEDLES)
+
+
+def value(text: str) -> str:
+    """`text` without passwords in URLs and without what has the form of a well-known token."""
+    return _BEARER.sub(rf"\1 {HIDDEN}", _KNOWN.sub(HIDDEN, _USERINFO.sub(HIDDEN, text)))
+
+
+def command(arguments: Iterable[str]) -> list[str]:
+    """The command line with secrets as `***`; the number and the order of the arguments stay."""
+    shown: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        if hide_next and not (argument.startswith("-") and is_flag(argument)):
+            shown.append(HIDDEN)
+            hide_next = False
+            continue
+        hide_next = False
+        name, equals, given = argument.partition("=")
+        looks_named = bool(re.fullmatch(r"-{0,2}[A-Za-z_+][\w.\-+/@]*", name))
+        if equals and looks_named and (is_secret_name(name) or (name.isupper() and is_secret_variable(name))):
+            shown.append(f"{name}={HIDDEN}" if given else argument)
+            continue
+        hide_next = not equals and argument.startswith("-") and is_flag(argument) and is_secret_name(argument)
+        shown.append(value(argument))
+    return shown
+
+
+def is_flag(argument: str) -> bool:
+    """Whether an argument is an option rather than a value: `-x`, `--token`."""
+    return bool(re.fullmatch(r"--?[A-Za-z][\w.\-]*(=.*)?", argument, re.DOTALL))
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables with secrets as `***`."""
+    return {name: HIDDEN if is_secret_variable(name) and text else value(text) for name, text in variables.items()}

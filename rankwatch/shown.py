@@ -1,0 +1,290 @@
+"""What every surface shares: words for what a rank does, durations, rank lists, and text that cannot hurt a terminal, a file or a page.
+
+Pure. Export, report and notify do not import each other; what two of them need lives here.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import gmtime, strftime
+
+from rankwatch.model import PAGING, Collective, Group, Incident, JobSnapshot, NodeReport, RankState, Status, Verdict
+from rankwatch.wire.ranks import compress
+
+TAG = "[rankwatch]"
+"""What every line on stderr starts with."""
+HEARTBEAT_STALE_S = 10.0
+IN_FLIGHT_SHOWN_S = 0.5
+"""A healthy rank always has a collective in flight for moments; a younger one is `running`."""
+RECORDER_FRESH_S = 10.0
+VERDICT_ORDER = ("recovered", "straggler", "slow", "timeout_imminent", "stuck", "diverged", "failed")
+"""From harmless to grave."""
+
+# C0 and C1 controls except tab and newline, line separators, bidirectional overrides, lone surrogates
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: object) -> str:
+    """`text` with control characters, line separators, direction overrides and lone surrogates written as escapes: it encodes as UTF-8 and moves no cursor."""
+    return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), str(text))
+
+
+def one_line(text: object) -> str:
+    """`text` cleaned, every run of white space one blank."""
+    return clean(" ".join(str(text).split()))
+
+
+def duration(seconds: float) -> str:
+    """Time as people say it: "0.4 s", "74 s", "12m05s", "3h12m", "2d03h"."""
+    if seconds < 0 or seconds != seconds or seconds == float("inf"):
+        return "?"
+    if seconds < 1 and seconds > 0:
+        return f"{max(seconds, 0.1):.1f} s"
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def utc(wall_at: float | None, date: bool = True) -> str:
+    """Unix seconds as "2026-11-30 03:12:44Z", or "03:12:44Z" without the date; "?" for a time that cannot be shown."""
+    try:
+        return strftime("%Y-%m-%d %H:%M:%SZ" if date else "%H:%M:%SZ", gmtime(wall_at)) if wall_at else "?"
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 rank", "4 ranks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def short_ranks(ranks: Iterable[int], limit: int = 80) -> str:
+    """Compressed ranks, cut at a comma with the number of all of them: "0,2,4,...(8191)". "" for none."""
+    numbers = set(ranks)
+    text = compress(numbers)
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit].rsplit(',', 1)[0]},...({len(numbers)})"
+
+
+def rank_words(ranks: Iterable[int], limit: int = 80) -> str:
+    """ "rank 1", "ranks 0,2-3"; "no rank" for none."""
+    numbers = set(ranks)
+    return f"rank{'' if len(numbers) == 1 else 's'} {short_ranks(numbers, limit)}" if numbers else "no rank"
+
+
+# -- the judgement ---------------------------------------------------------------------------------------------------
+
+
+def current_verdicts(status: Status) -> tuple[Verdict, ...]:
+    """Verdicts in force: those of the open incidents, and fresh ones that have no incident yet."""
+    keys = {incident.verdict.key for incident in status.open_incidents}
+    return (*(incident.verdict for incident in status.open_incidents), *(verdict for verdict in status.verdicts if verdict.key not in keys))
+
+
+def worst(incident: Incident) -> str:
+    """The gravest verdict that an incident ever had."""
+    return max((*(change.verdict for change in incident.history), incident.verdict.verdict), key=VERDICT_ORDER.index)
+
+
+def now_wall(status: Status) -> float:
+    """Unix seconds of the picture."""
+    return status.snapshot.wall_at if status.snapshot else status.job.started_wall_at
+
+
+def wall(snapshot: JobSnapshot, at: float) -> float:
+    """Monotonic seconds of the judging node as unix seconds."""
+    return snapshot.wall_at - (snapshot.now - at)
+
+
+# -- one rank --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """What one rank does now. `phase` is a key of wire.signals.PHASE_CODES; `since` is monotonic seconds; `detail` is one line."""
+
+    rank: int
+    phase: str
+    since: float | None
+    detail: str
+    culprit: bool
+    stuck: bool
+    waiting: bool
+    seq: int | None
+    lag: int | None
+    inflight_s: float
+    timeout_s: float | None
+
+
+def default_group(groups: Iterable[Group]) -> Group | None:
+    """The default process group: the one that torch describes so, else the largest."""
+    groups = tuple(groups)
+    return next((group for group in groups if group.desc == "default_pg"), max(groups, key=lambda group: len(group.ranks), default=None))
+
+
+def group_label(group: Group | None, name: str = "") -> str:
+    """How a group is called in front of people: its description where torch has one, else its name."""
+    return (group.desc if group else "") or (group.name if group else "") or name or "?"
+
+
+def open_collective(state: RankState, now: float) -> Collective | None:
+    """The oldest collective that has not finished, as far as the last reads can tell."""
+    if state.collectives_at is not None and now - state.collectives_at > RECORDER_FRESH_S:
+        return None
+    generations = {group.name: group.generation for group in state.groups}
+    unfinished = (
+        entry
+        for entry in state.collectives
+        if not entry.done
+        and generations.get(entry.group, entry.generation) == entry.generation
+        and (entry.is_p2p or state.completed.get(entry.group, -1) < entry.seq)
+    )
+    return min(unfinished, key=lambda entry: entry.created_wall_at, default=None)
+
+
+def enqueued(state: RankState) -> int | None:
+    """Last sequence number that the rank has enqueued in its default group; None where nothing tells."""
+    group = default_group(state.groups)
+    if group is None:
+        return None
+    seqs = [entry.seq for entry in state.collectives if entry.group == group.name and entry.generation == group.generation and not entry.is_p2p]
+    known = state.enqueued.get(group.name)
+    return known if known is not None else max(seqs, default=None)
+
+
+def rank_views(status: Status) -> dict[int, RankView]:
+    """What every reported rank does, by rank."""
+    snapshot = status.snapshot
+    if snapshot is None:
+        return {}
+    culprits: dict[int, Verdict] = {}
+    waiters: dict[int, Verdict] = {}
+    for verdict in sorted(current_verdicts(status), key=lambda verdict: verdict.verdict in PAGING):
+        culprits.update(dict.fromkeys(verdict.culprit_ranks, verdict))
+        waiters.update(dict.fromkeys(verdict.waiting_ranks, verdict))
+    seqs = {state.rank: enqueued(state) for node in snapshot.nodes for state in node.ranks}
+    highest = max((seq for seq in seqs.values() if seq is not None), default=None)
+    return {
+        state.rank: _view(state, node, snapshot, culprits.get(state.rank), waiters.get(state.rank), seqs[state.rank], highest)
+        for node in snapshot.nodes
+        for state in node.ranks
+    }
+
+
+def _view(
+    state: RankState, node: NodeReport, snapshot: JobSnapshot, culprit: Verdict | None, waiting: Verdict | None, seq: int | None, highest: int | None
+) -> RankView:
+    entry = open_collective(state, snapshot.now)
+    inflight_s = max(0.0, snapshot.wall_at - entry.created_wall_at - node.clock_offset_s) if entry and entry.created_wall_at else 0.0
+    timeout_s = entry.timeout_s if entry else None
+    if waiting and not inflight_s:
+        inflight_s = max(0.0, snapshot.now - waiting.since)
+    if timeout_s is None and waiting:
+        timeout_s = waiting.timeout_s
+    phase, since, detail = _phase(state, snapshot, culprit, waiting, entry, inflight_s)
+    return RankView(
+        rank=state.rank,
+        phase=phase,
+        since=since,
+        detail=one_line(detail),
+        culprit=culprit is not None,
+        stuck=culprit is not None and culprit.verdict in PAGING,
+        waiting=waiting is not None,
+        seq=seq,
+        lag=highest - seq if seq is not None and highest is not None else None,
+        inflight_s=inflight_s,
+        timeout_s=timeout_s,
+    )
+
+
+def _phase(
+    state: RankState, snapshot: JobSnapshot, culprit: Verdict | None, waiting: Verdict | None, entry: Collective | None, inflight_s: float
+) -> tuple[str, float | None, str]:
+    process = state.process
+    if process is not None and not process.alive:
+        return "dead", process.exited_at, exit_words(process.exit_code)
+    if state.stage in ("left", "exiting"):
+        return "shutdown", state.stage_since or None, f"stage {state.stage}"
+    if culprit and culprit.cause in ("data_loading", "checkpointing"):
+        return "data_wait" if culprit.cause == "data_loading" else "checkpoint", culprit.since, culprit.at
+    compiling = min(state.compiling, key=lambda activity: activity.started_at, default=None)
+    if compiling and compiling.phase != "cross_rank_wait" and not (waiting and not culprit):
+        phase = "cudagraph_capture" if compiling.phase == "cudagraph_record" else "compiling"
+        split = f", split {compiling.split} of {compiling.splits}" if compiling.splits else ""
+        return phase, compiling.started_at, f"{compiling.frame}: {compiling.phase}{split}"
+    if waiting or inflight_s >= IN_FLIGHT_SHOWN_S:
+        return "collective_wait", snapshot.now - inflight_s, _wait_words(state, waiting, entry)
+    if state.stage in ("starting", "armed", "joining"):
+        return "starting", state.stage_since or None, f"stage {state.stage}"
+    if state.agent in ("off", "silent"):
+        return "unknown", None, state.agent_detail or "the agent did not load"
+    if state.heartbeat_at is not None and snapshot.now - state.heartbeat_at > HEARTBEAT_STALE_S:
+        return "unknown", state.heartbeat_at, f"no heartbeat for {duration(snapshot.now - state.heartbeat_at)}"
+    detail = culprit.at if culprit and culprit.at else f"step {state.steps}" if state.steps else ""
+    return "running", state.last_step_at or state.stage_since or None, detail
+
+
+def _wait_words(state: RankState, waiting: Verdict | None, entry: Collective | None) -> str:
+    if entry:
+        group = next((group for group in state.groups if group.name == entry.group), None)
+        return f"{entry.op} {'' if entry.is_p2p else f'seq {entry.seq} '}of {group_label(group, entry.group)}"
+    if waiting and waiting.group:
+        return f"{waiting.group.op} seq {waiting.group.seq} of {waiting.group.desc or waiting.group.name}"
+    return ""
+
+
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+}
+
+
+def exit_words(code: int | None) -> str:
+    """ "exit code 1", "killed by SIGKILL"; "gone" where the code is not known."""
+    if code is None:
+        return "gone, exit code unknown"
+    if code < 0:
+        return f"killed by {_SIGNALS.get(-code, f'signal {-code}')}"
+    return f"exit code {code}"
+
+
+def phase_sets(views: Mapping[int, RankView], world_size: int) -> dict[str, tuple[int, ...]]:
+    """Ranks by phase; `no_report` holds the ranks of the world that nobody reports."""
+    sets: dict[str, list[int]] = {}
+    for rank, view in sorted(views.items()):
+        sets.setdefault(view.phase, []).append(rank)
+    silent = [rank for rank in range(world_size) if rank not in views]
+    if silent:
+        sets["no_report"] = silent
+    return {phase: tuple(ranks) for phase, ranks in sets.items()}
+
+
+def median_step_s(snapshot: JobSnapshot | None) -> float | None:
+    """Median over ranks of the last step's duration; None before any step."""
+    times = [state.step_s for node in snapshot.nodes for state in node.ranks if state.step_s is not None] if snapshot else []
+    return statistics.median(times) if times else None
+
+
+def smallest_timeout_s(snapshot: JobSnapshot | None) -> float | None:
+    """Smallest timeout of any process group; None while no group tells."""
+    if snapshot is None:
+        return None
+    return min((group.timeout_s for node in snapshot.nodes for state in node.ranks for group in state.groups if group.timeout_s), default=None)

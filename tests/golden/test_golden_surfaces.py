@@ -1,0 +1,83 @@
+"""What people and programs read, word for word. Look at each difference as a user would."""
+
+import dataclasses
+import json
+
+import build_status
+import pytest
+from golden import check
+
+from rankwatch.export.prometheus import Exporter
+from rankwatch.notify import lines
+from rankwatch.report import incident, markdown, run, state, text
+
+CASES = {"stuck": build_status.stuck_status, "compiling": build_status.compiling_status, "crashed": build_status.crashed_status}
+
+
+def as_text(document):
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+@pytest.mark.parametrize("case", CASES)
+class TestIncident:
+    def test_json(self, case):
+        status = CASES[case]()
+        check(f"{case}_incident.json", as_text(incident.to_json(status.open_incidents[0], status)))
+
+    def test_text(self, case):
+        status = CASES[case]()
+        check(f"{case}_report.txt", text.render(incident.to_json(status.open_incidents[0], status)))
+
+    def test_markdown(self, case):
+        status = CASES[case]()
+        check(f"{case}.md", markdown.render(incident.to_json(status.open_incidents[0], status)))
+
+    def test_text_is_the_same_from_the_file_as_from_memory(self, case):
+        status = CASES[case]()
+        document = incident.to_json(status.open_incidents[0], status)
+        assert text.render(json.loads(json.dumps(document))) == text.render(document)
+
+
+def test_metrics():
+    body, content_type = Exporter().render(build_status.stuck_status(), "")
+    assert content_type.startswith("text/plain; version=0.0.4")
+    check("metrics.txt", body.decode())
+
+
+def test_run_json():
+    check("run.json", as_text(run.to_json(build_status.stuck_status())))
+
+
+def test_state_json():
+    check("state.json", as_text(state.to_json(build_status.stuck_status())))
+
+
+def every_line(as_json):
+    healthy, stuck, compiling, crashed = build_status.healthy_status(), *(build() for build in CASES.values())
+    closed = dataclasses.replace(build_status.compiling_incident(), closed_at=build_status.NOW + 10, closed_wall_at=build_status.WALL + 10, lost_rank_s=1860.0)
+    over = build_status.healthy_status(closed_incidents=(closed,), state="done", exit_code=0)
+    return "\n".join(
+        (
+            lines.watching(healthy, as_json=as_json),
+            lines.stepping(healthy, after_s=74, compile_s=61, slowest_rank=3, slowest_by_s=9, as_json=as_json),
+            lines.verdict(stuck.open_incidents[0], stuck, as_json=as_json),
+            lines.verdict(compiling.open_incidents[0], compiling, as_json=as_json),
+            lines.verdict(crashed.open_incidents[0], crashed, as_json=as_json),
+            lines.verdict(closed, over, as_json=as_json),
+            lines.blind(3, "no process claimed its slot within 30 s", as_json=as_json),
+            lines.notice("port 27435 is taken", as_json=as_json),
+            lines.done(over, as_json=as_json),
+            lines.done(build_status.healthy_status(state="done", exit_code=0), as_json=as_json),
+            lines.done(crashed, as_json=as_json),
+            lines.failed_block(stuck, {}, as_json=as_json),
+            lines.failed_block(crashed, {}, as_json=as_json),
+        )
+    )
+
+
+def test_lines():
+    check("lines.txt", every_line(as_json=False) + "\n")
+
+
+def test_json_lines():
+    check("lines.jsonl", every_line(as_json=True) + "\n")

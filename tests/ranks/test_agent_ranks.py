@@ -1,0 +1,362 @@
+"""What the agent tells from inside real ranks on gloo, read from outside as the launcher reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from one_rank import Node, printed, until
+
+from rankwatch.wire import env, layout
+
+pytestmark = pytest.mark.ranks
+
+TELL = "import os, sys, json\ndef tell(**what): print(json.dumps({'pid': os.getpid(), **what}), flush=True)\n"
+JOIN = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+HOLD = "sys.stdin.readline()\n"
+
+
+def test_a_recompile_is_seen_while_it_runs_with_frame_phase_and_reason(tmp_path: Path) -> None:
+    code = (
+        TELL
+        + "import torch\n"
+        + """
+def backend(gm, inputs):
+    backend.calls += 1
+    if backend.calls == 2:
+        sys.stdin.readline()
+    return gm.forward
+backend.calls = 0
+@torch.compile(backend=backend, dynamic=False)
+def block(x):
+    return torch.relu(x * 2).sum(0)
+block(torch.ones(4, 32))
+tell()
+block(torch.ones(4, 48))
+tell()
+"""
+        + HOLD
+    )
+    with Node(tmp_path) as node:
+        process = node.start(code)
+        printed(process)
+        line = code[: code.index("def block")].count("\n")
+        live = until(lambda: next((t for t in node.threads() if t["phase"] == "backend_compile" and t["reason"]), None), process)
+        assert (live["compile_id"], live["kind"], live["frame"]) == ("0/1", "forward", f"block@script_0.py:{line}")
+        assert live["reason"] == "0/0: tensor 'x' size mismatch at index 1. expected 32, actual 48"
+        assert live["depth"] >= 3
+        assert live["started_ns"] <= live["phase_ns"] <= time.monotonic_ns()
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        printed(process)
+        assert node.threads() == []
+        totals = node.record("compile")
+        assert (totals["frames"], totals["recompiles"], totals["failures"]) == (2, 1, 0)
+        ends = node.events(kind="compile_end")
+        assert [(end["compile_id"], end["ok"]) for end in ends] == [("0/0", True), ("0/1", True)]
+        assert ends[1]["recompile_reason"] == live["reason"]
+
+
+DDP = """
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(3))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.mean()
+def backend(gm, inputs):
+    backend.calls += 1
+    if backend.calls == 2:
+        sys.stdin.readline()
+    return gm.forward
+backend.calls = 0
+def train(cap, steps, **options):
+    model = torch.compile(DDP(Net(), bucket_cap_mb=cap), backend=backend, dynamic=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stepping = torch.compile(optimizer.step, backend="eager") if options else optimizer.step
+    for n in range(steps):
+        model(torch.ones(2, 512)).backward()
+        stepping()
+"""
+
+
+def test_ddp_splits_and_steps(tmp_path: Path) -> None:
+    """Split k of n live, the record afterwards, a bucket cap that DDPOptimizer refuses, and steps of eager and compiled optimizers."""
+    code = (
+        TELL
+        + JOIN
+        + DDP
+        + """
+train(1, 3)
+tell()
+sys.stdin.readline()
+try:
+    train(0.5, 1)
+except AssertionError as error:
+    tell(error=str(error))
+sys.stdin.readline()
+torch._dynamo.reset()
+backend.calls = 10
+train(1, 4, compiled_step=True)
+tell()
+"""
+    )
+    with Node(tmp_path) as node:
+        process = node.start(code)
+        assert process.stdin is not None
+
+        def go_on() -> None:
+            process.stdin.write("\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+
+        live = until(lambda: next((t for t in node.threads() if t["split"] == 2), None), process)
+        assert (live["splits"], live["phase"], live["kind"]) == (3, "backend_compile", "forward")
+        assert live["frame"].startswith("forward@script_0.py:")
+        go_on()
+        printed(process)
+        record = node.record("ddp")
+        assert (record["status"], record["splits"], record["mode"]) == ("split", 3, "ddp_optimizer")
+        assert [bucket["bytes"] for bucket in record["buckets"]] == [1050624, 1050624, 1050624]
+        assert node.record("steps")["count"] == 3
+        go_on()
+        assert "First bucket should be smaller" in printed(process)["error"]
+        assert (node.record("ddp")["status"], node.record("ddp")["failures"]) == ("init_failed", 1)
+        go_on()
+        printed(process)
+        assert node.record("steps")["count"] == 3 + 3  # a new optimizer's first step still belongs to the round before
+        assert {probe: state["errors"] for probe, state in node.record("probes").items()} == dict.fromkeys(
+            ("collectives", "compile", "ddp", "steps", "cudagraph"), 0
+        )
+        _out, err = process.communicate(timeout=30)
+        assert process.returncode == 0, err
+
+
+def test_groups_generations_and_stages_of_two_ranks(tmp_path: Path) -> None:
+    code = (
+        TELL
+        + """
+import datetime, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0)
+for generation in range(2):
+    prefix = dist.PrefixStore(str(generation), store)
+    dist.init_process_group("gloo", store=prefix, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=77))
+    sub = dist.new_group([1], timeout=datetime.timedelta(seconds=33))
+    dist.all_reduce(torch.ones(1))
+    tell()
+    sys.stdin.readline()
+    dist.destroy_process_group()
+    tell()
+    sys.stdin.readline()
+"""
+    )
+    with Node(tmp_path, ranks=2) as node:
+        processes = [node.start(code, rank=rank) for rank in range(2)]
+
+        def both() -> None:
+            for process in processes:
+                printed(process)
+
+        def go_on() -> None:
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+
+        for generation in range(2):
+            both()
+            for rank in range(2):
+                assert node.record("lifecycle", rank)["stage"] == "joined"
+                listed = node.record("groups", rank)
+                assert listed["creating"] is None
+                shown = [(g["desc"], g["backend"], g["ranks"], g["timeout_s"], g["generation"]) for g in listed["groups"]]
+                sub = [("undefined", "gloo", "1", 33.0, generation)] if rank == 1 else []
+                assert shown == [("default_pg", "gloo", "0-1", 77.0, generation), *sub]
+            go_on()
+            both()
+            for rank in range(2):
+                assert node.record("lifecycle", rank)["stage"] == "left"
+                assert node.record("groups", rank)["groups"] == []
+            go_on()
+        for process in processes:
+            _out, err = process.communicate(timeout=30)
+            assert process.returncode == 0, err
+        assert [node.record("owner", rank)["rank"] for rank in range(2)] == [0, 1]
+
+
+def test_a_rank_that_cannot_join_says_that_it_joins(tmp_path: Path) -> None:
+    with Node(tmp_path, ranks=2) as node:
+        process = node.start(TELL + JOIN, rank=0)
+        lifecycle = until(lambda: node.record("lifecycle").get("stage") == "joining" and node.record("lifecycle"), process)
+        assert lifecycle["since_mono_ns"] <= time.monotonic_ns()
+        assert node.record("owner")["state"] == "claimed"
+
+
+def test_a_rank_that_holds_the_gil_answers_and_its_heart_does_not_beat(tmp_path: Path) -> None:
+    code = TELL + JOIN + "dist.all_reduce(torch.ones(3))\ntell()\nsys.stdin.readline()\nimport ctypes\nctypes.PyDLL(None).sleep(60)\n"
+
+    def beat() -> int:
+        found = layout.read_record(node.slot(), layout.RECORDS["heartbeat"])
+        return found[1] if found else 0
+
+    with Node(tmp_path) as node:
+        process = node.start(code)
+        printed(process)
+        until(lambda: node.record("heartbeat").get("pg_status"), process)
+        first = beat()
+        until(lambda: beat() > first, process)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        until(lambda: time.monotonic_ns() - beat() > 2e9, process)
+        entries = json.loads(node.ask("fr_trace_json"))["entries"]
+        assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce"]
+
+
+def test_the_exception_that_ends_a_rank_is_kept_and_printed_as_ever(tmp_path: Path) -> None:
+    """Also when the script has replaced sys.excepthook after joining."""
+    code = TELL + JOIN + "sys.excepthook = lambda *a: print('mine', a[0].__name__, file=sys.stderr)\ndef load():\n    json.loads('{')\nload()\n"
+    with Node(tmp_path) as node:
+        status, _out, err = node.run(code)
+        assert status == 1
+        assert "mine JSONDecodeError" in err
+        lifecycle = node.record("lifecycle")
+    assert lifecycle["stage"] == "exiting"
+    assert (lifecycle["exception"]["type"], lifecycle["exception"]["where"]) == ("json.decoder.JSONDecodeError", "script_0.py:6:load")
+    assert lifecycle["exception"]["traceback"].rstrip().splitlines()[-1].startswith("json.decoder.JSONDecodeError")
+
+
+def test_a_planned_end_keeps_its_exit_code_and_no_exception(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        status, out, err = node.run("import torch, sys, atexit\natexit.register(print, 'last words')\nsys.exit(3)\n")
+        assert (status, out, err) == (3, "last words\n", "")
+        assert (node.record("lifecycle")["stage"], node.record("lifecycle")["exception"]) == ("exiting", None)
+
+
+def test_signals_and_hooks_are_as_without_us(tmp_path: Path) -> None:
+    """SIGPIPE's disposition in the kernel, a thread list without strangers, and wrapped functions that look like torch's."""
+    code = (
+        TELL
+        + """
+import signal, threading, inspect, pickle
+def dispositions():
+    return {l.split()[0]: l.split()[1] for l in open("/proc/self/status") if l.startswith(("SigBlk", "SigIgn", "SigCgt"))}
+import torch, torch.distributed as dist
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+before = dispositions()
+dist.init_process_group("gloo")
+tell(
+    same=dispositions() == before, sigpipe=signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL, threads=threading.active_count(),
+    signature=str(inspect.signature(dist.init_process_group))[:20], name=dist.init_process_group.__qualname__,
+    pickled=pickle.loads(pickle.dumps(dist.init_process_group)) is dist.init_process_group,
+    path=[p for p in sys.path if p.endswith("agent/site")],
+)
+"""
+        + HOLD
+    )
+    with Node(tmp_path) as node:
+        process = node.start(code)
+        told = printed(process)
+        assert (told["same"], told["sigpipe"], told["threads"], told["pickled"], told["path"]) == (True, True, 1, True, [])
+        assert (told["name"], told["signature"]) == ("init_process_group", "(backend: str | None ")
+        for _ in range(20):  # a reader that hangs up in the middle of an answer must not end a rank that dies of SIGPIPE
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(tmp_path / env.socket_name(0)))
+                client.sendall(b"POST /handler/fr_trace_json HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+        assert node.ask("fr_trace_json")
+        _out, err = process.communicate("\n", timeout=30)
+        assert process.returncode == 0, err
+
+
+def test_a_storm_of_ctrl_c_ends_a_compiling_rank_by_keyboard_interrupt(tmp_path: Path) -> None:
+    """Wherever the signal falls, also inside a hook, exactly KeyboardInterrupt comes out, and the probes count no error."""
+    code = (
+        TELL
+        + """
+import torch
+caught = 0
+def work():
+    n = 0
+    while True:
+        n += 1
+        torch._dynamo.reset()
+        torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2))
+        if n == 2:
+            tell()
+end = False
+for _ in range(12):
+    try:
+        work()
+    except KeyboardInterrupt:
+        caught += 1
+    except BaseException as error:
+        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise
+        caught += 1
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+torch._dynamo.reset()
+torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2))
+tell(caught=caught)
+"""
+        + HOLD
+    )
+    with Node(tmp_path) as node:
+        process = node.start(code)
+        printed(process)
+        for _ in range(12):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.11)  # spreads the signals over the compiles; nothing waits for it
+        told = until(lambda: json.loads(process.stdout.readline()) if process.stdout else None, None)
+        while "caught" not in told:
+            process.send_signal(signal.SIGINT)
+            told = printed(process)
+        assert told["caught"] == 12
+        assert node.threads() == []
+        assert node.record("probes")["compile"]["errors"] == 0
+        _out, err = process.communicate("\n", timeout=30)
+        assert process.returncode == 0, err
+
+
+def test_probes_that_are_switched_off_stay_off(tmp_path: Path) -> None:
+    code = TELL + JOIN + "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))\n"
+    with Node(tmp_path) as node:
+        status, _out, err = node.run(code, **{env.NO_PROBES: "compile,collectives"})
+        assert status == 0, err
+        assert "Server listening" not in err
+        probes = node.record("probes")
+        assert (probes["compile"]["status"], probes["collectives"]["status"], probes["steps"]["status"]) == ("off", "off", "armed")
+        assert node.record("owner")["state"] == "claimed"
+        assert (node.record("compile"), node.record("groups"), node.record("heartbeat")) == ({}, {}, {})
+        assert node.record("lifecycle")["stage"] == "exiting"
+
+
+def test_a_socket_path_that_is_too_long_costs_the_socket_only(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    with Node(folder) as node:
+        status, _out, err = node.run(JOIN)
+        assert status == 0, err
+        detail = node.record("probes")["collectives"]["detail"]
+        assert detail.startswith("no worker server: the socket path has ")
+        assert "takes 107" in detail
+        assert node.record("owner")["socket"] == ""
+
+
+def test_a_slot_of_nobody_leaves_the_rank_alone(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        os.unlink(tmp_path / env.slot_name(0))
+        status, out, err = node.run(JOIN + "import sys; print([m for m in sys.modules if m.startswith('rankwatch.agent.probes')])")
+        assert (status, out) == (0, "[]\n"), err
+        assert "Server listening" not in err
+        (tmp_path / env.slot_name(0)).touch()

@@ -1,0 +1,137 @@
+"""How the agent gets into a process, and that nobody notices. Plain interpreters, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from one_rank import PACKAGE, SITE, Node
+
+pytestmark = pytest.mark.ranks
+SHOW = """
+import json, os, sys, threading, signal
+print(json.dumps({
+    "argv": sys.argv[1:], "main": sorted(vars(sys.modules["__main__"])), "path": [p for p in sys.path if "rankwatch" in p and p.endswith("site")],
+    "excepthook": sys.excepthook is sys.__excepthook__, "threads": threading.active_count(), "meta_path": [type(f).__name__ for f in sys.meta_path],
+    "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "sitecustomize": getattr(sys.modules.get("sitecustomize"), "__file__", None),
+    "agent": sorted(m for m in sys.modules if m.startswith("rankwatch")), "stdlib": sorted(m for m in sys.modules if not m.startswith("rankwatch")),
+    "pythonpath": os.environ.get("PYTHONPATH"), "user": os.environ.get("USER_HOOK"),
+}))
+"""
+
+
+def shown(node: Node, argv: list[str] | None = None, **more: str) -> dict[str, object]:
+    code, out, err = node.run(SHOW, argv=argv, **more)
+    assert (code, err) == (0, ""), err
+    result: dict[str, object] = json.loads(out)
+    return result
+
+
+def test_a_process_with_the_agent_looks_like_one_without(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        bare = shown(node, PYTHONPATH="", RANKWATCH_AGENT_DIR="")
+        watched = shown(node)
+    for name in ("argv", "main", "path", "excepthook", "threads", "sigint", "sitecustomize"):
+        assert watched[name] == bare[name], name
+    assert watched["pythonpath"] == str(SITE)  # a shell or wrapper in between passes it on
+    assert watched["agent"] == ["rankwatch", "rankwatch.agent", "rankwatch.agent.boot", "rankwatch.agent.when_imported", "rankwatch.wire", "rankwatch.wire.env"]
+
+
+def added_by(imports: str) -> set[str]:
+    """Modules that `imports` adds to a bare interpreter without site-packages, less our own."""
+    code = f"import sys; before = set(sys.modules); sys.path.insert(0, {str(PACKAGE.parent)!r}); import {imports}; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    return {name for name in done.stdout.split() if not name.startswith("rankwatch")}
+
+
+def test_booting_loads_nothing_of_the_standard_library() -> None:
+    assert added_by("rankwatch.agent.boot") <= {"__future__", "os", "os.path", "posixpath", "genericpath", "stat", "_stat", "abc", "_abc", "_collections_abc"}
+
+
+def test_arming_loads_an_allow_listed_handful() -> None:
+    """What the agent adds when torch is imported: nothing that torch does not load itself."""
+    allowed = "abc atexit codecs collections copyreg enum functools genericpath io itertools json keyword mmap operator os posixpath re reprlib stat struct"
+    added = {name.partition(".")[0] for name in added_by("rankwatch.agent.rank") if not name.startswith("_")}
+    assert added <= {*allowed.split(), "threading", "time", "types", "zlib"}
+
+
+@pytest.mark.parametrize(
+    ("change", "agent"),
+    [
+        pytest.param({}, True, id="a rank"),
+        pytest.param({"RANK": ""}, False, id="no rank"),
+        pytest.param({"RANKWATCH_CLAIMED": "1"}, False, id="a descendant of a rank"),
+        pytest.param({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, False, id="a world inside a rank"),
+    ],
+)
+def test_who_gets_an_import_hook(tmp_path: Path, change: dict[str, str], agent: bool) -> None:
+    with Node(tmp_path, ranks=2) as node:
+        assert ("_Finder" in shown(node, **change)["meta_path"]) is agent  # type: ignore[operator]
+
+
+def test_rankwatch_is_importable_in_every_process_of_the_job(tmp_path: Path) -> None:
+    """Also in a descendant, and where rankwatch is not installed: -S leaves site-packages away, and sitecustomize is run by hand."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(SITE)!r})
+try:
+    import sitecustomize
+except ImportError:
+    pass
+import rankwatch
+rankwatch.step()
+print(rankwatch.__file__)
+"""
+    with Node(tmp_path) as node:
+        for change in ({}, {"RANKWATCH_CLAIMED": "1"}):
+            done = subprocess.run([sys.executable, "-S", "-c", code], env=node.environ(**change), capture_output=True, text=True, timeout=30)
+            assert done.stdout.strip() == str(PACKAGE / "__init__.py"), done.stderr
+
+
+def user_hook(folder: Path, code: str) -> str:
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    return f"{SITE}{os.pathsep}{folder}"
+
+
+def test_the_users_sitecustomize_runs_and_is_the_one_that_is_seen(tmp_path: Path) -> None:
+    hook = user_hook(tmp_path / "hooks", "import os\nos.environ['USER_HOOK'] = 'ran'\n")
+    with Node(tmp_path) as node:
+        result = shown(node, PYTHONPATH=hook)
+    assert (result["user"], result["sitecustomize"]) == ("ran", str(tmp_path / "hooks" / "sitecustomize.py"))
+    assert "_Finder" in result["meta_path"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("error", ["raise ValueError('mine')", "import not_there_at_all"])
+def test_an_error_of_the_users_sitecustomize_is_what_it_is_without_us(tmp_path: Path, error: str) -> None:
+    with_us = user_hook(tmp_path / "hooks", error)
+    with Node(tmp_path) as node:
+        without, watched = (node.run("print('went on')", PYTHONPATH=path) for path in (str(tmp_path / "hooks"), with_us))
+    assert without == watched
+    assert without[:2] == (0, "went on\n")
+
+
+def test_an_exit_in_the_users_sitecustomize_is_one(tmp_path: Path) -> None:
+    """Python prints a traceback of its own then, in which we have a line."""
+    with_us = user_hook(tmp_path / "hooks", "raise SystemExit(7)")
+    with Node(tmp_path) as node:
+        without, watched = (node.run("print('went on')", PYTHONPATH=path) for path in (str(tmp_path / "hooks"), with_us))
+    assert without[:2] == watched[:2] == (1, "")
+    assert without[2].splitlines()[-1] == watched[2].splitlines()[-1] == "SystemExit: 7"
+
+
+def test_a_broken_agent_costs_nothing(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        for change in ({"RANKWATCH_AGENT_DIR": "/nowhere"}, {"RANK": "not a number"}, {"RANKWATCH_SLOT_DIR": "/nowhere"}):
+            assert node.run("print('fine')", **change) == (0, "fine\n", "")
+
+
+def test_the_tracing_grant_is_given_only_where_it_is_needed(tmp_path: Path) -> None:
+    code = "import sys; print('ctypes' in sys.modules)"
+    with Node(tmp_path) as node:
+        assert node.run(code, RANKWATCH_PTRACE_OPT_IN="1") == (0, "True\n", "")
+        assert node.run(code) == (0, "False\n", "")

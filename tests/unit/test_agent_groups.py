@@ -1,0 +1,144 @@
+"""The list of process groups, from a registry like torch's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rankwatch.agent.groups import Groups
+from rankwatch.agent.probes.collectives import shorten_status
+
+
+class World:
+    """torch's registry: three dictionaries keyed by group objects."""
+
+    def __init__(self) -> None:
+        self.pg_map: dict[Any, Any] = {}
+        self.pg_names: dict[Any, str] = {}
+        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_backend_config: dict[Any, str] = {}
+
+    def add(self, name: str, ranks: list[int], desc: str = "undefined", backend: str = "gloo", registered: bool = True) -> Any:
+        class Group:
+            group_desc = desc
+
+        group = Group()
+        self.pg_map[group], self.pg_names[group], self.pg_backend_config[group] = (backend, None), name, "cpu:gloo"
+        if registered:
+            self.pg_group_ranks[group] = {rank: n for n, rank in enumerate(ranks)}
+        return group
+
+    def remove(self, group: Any) -> None:
+        for table in (self.pg_map, self.pg_names, self.pg_group_ranks, self.pg_backend_config):
+            table.pop(group, None)  # type: ignore[attr-defined]
+
+
+def groups(world: World) -> tuple[Groups, list[dict[str, Any]]]:
+    shown: list[dict[str, Any]] = []
+    return Groups(world, lambda record: shown.append(json.loads(json.dumps(record)))), shown
+
+
+def test_groups_are_listed_with_compressed_ranks_the_default_first() -> None:
+    world = World()
+    world.add("1", [0, 2, 3])
+    world.add("0", [0, 1, 2, 3], desc="default_pg")
+    followed, shown = groups(world)
+    followed.refresh()
+    listed = [(g["name"], g["desc"], g["backend"], g["ranks"], g["generation"]) for g in shown[-1]["groups"]]
+    assert listed == [("0", "default_pg", "gloo", "0-3", 0), ("1", "undefined", "gloo", "0,2-3", 0)]
+
+
+def test_nothing_is_published_while_nothing_changes() -> None:
+    world = World()
+    world.add("0", [0, 1])
+    followed, shown = groups(world)
+    followed.refresh()
+    followed.refresh()
+    assert len(shown) == 1
+
+
+def test_a_group_made_again_is_the_next_generation() -> None:
+    world = World()
+    followed, shown = groups(world)
+    for _ in range(3):
+        group = world.add("0", [0, 1], desc="default_pg")
+        followed.refresh()
+        world.remove(group)
+        followed.refresh()
+    made = [record["groups"][0]["generation"] for record in shown if record["groups"]]
+    assert made == [0, 1, 2]
+    assert shown[-1]["groups"] == []
+
+
+def test_a_group_replaced_between_two_looks_is_the_next_generation() -> None:
+    world = World()
+    followed, shown = groups(world)
+    first = world.add("0", [0])
+    followed.refresh()
+    world.remove(first)
+    second = world.add("0", [0])
+    assert second is not first
+    followed.refresh()
+    assert shown[-1]["groups"][0]["generation"] == 1
+
+
+def test_a_group_in_creation_is_named_with_what_the_caller_asked_for() -> None:
+    """torch registers the ranks of a new group after it has been made."""
+    world = World()
+    followed, shown = groups(world)
+    followed.creation_starts("0", [0, 1, 2], 77.0)
+    assert followed.creating
+    assert (shown[-1]["creating"], shown[-1]["groups"]) == ("0", [])
+    group = world.add("0", [0, 1, 2], registered=False)
+    followed.creation_ends()
+    assert not followed.creating
+    assert (shown[-1]["creating"], shown[-1]["groups"][0]["ranks"], shown[-1]["groups"][0]["timeout_s"]) == (None, "0-2", 77.0)
+    world.pg_group_ranks[group] = {0: 0, 1: 1, 2: 2}
+    followed.refresh()
+    assert shown[-1]["groups"][0]["ranks"] == "0-2"
+
+
+def test_an_undefined_backend_is_told_by_its_configuration() -> None:
+    world = World()
+    world.add("0", [0], backend="undefined")
+    followed, shown = groups(world)
+    followed.refresh()
+    assert shown[-1]["groups"][0]["backend"] == "cpu:gloo"
+
+
+def test_no_group_is_kept_alive() -> None:
+    import gc
+    import weakref
+
+    world = World()
+    group = world.add("0", [0])
+    followed, _shown = groups(world)
+    followed.refresh()
+    gone = weakref.ref(group)
+    world.remove(group)
+    del group
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_status_that_fits_is_passed_on_as_it_is() -> None:
+    assert shorten_status(b'{"pg_status":{}, "version":"2.10"}', 100) == b'{"pg_status":{}, "version":"2.10"}'
+
+
+def test_a_status_that_is_too_long_keeps_as_many_groups_as_fit() -> None:
+    status = {"pg_config": {}, "pg_status": {str(n): {"last_enqueued_collective": str(n)} for n in range(500)}}
+    data = shorten_status(json.dumps(status).encode(), 1000)
+    kept = json.loads(data)["pg_status"]
+    assert len(data) <= 1000
+    assert len(kept) > 15
+    assert list(kept) == [str(n) for n in range(len(kept))]
+
+
+def test_a_registry_entry_without_a_backend_does_not_fail() -> None:
+    world = World()
+    group = world.add("0", [0])
+    world.pg_map.pop(group)
+    world.pg_backend_config.clear()
+    followed, shown = groups(world)
+    followed.refresh()
+    assert shown[-1]["groups"][0]["backend"] == ""

@@ -1,0 +1,132 @@
+"""`rankwatch report` and `rankwatch ls` on the files of finished runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rankwatch import cli
+
+
+def incident(run, name, verdict="stuck", opened_at=100.0):
+    folder = run / "incidents" / name
+    folder.mkdir(parents=True)
+    doc = {
+        "schema": 1,
+        "id": name,
+        "verdict": verdict,
+        "cause": "not_entered",
+        "domain": "user_code",
+        "culprit_ranks": [1],
+        "waiting_ranks": [0],
+        "unknown_ranks": [],
+        "since": 90.0,
+        "opened_at": opened_at,
+        "updated_at": opened_at,
+        "closed_at": None,
+        "summary": f"rank 1 has not entered all_reduce ({name})",
+        "advice": [],
+        "group": {"name": "0", "desc": "default_pg", "ranks": [0, 1], "op": "all_reduce", "seq": 3, "sizes": [], "dtypes": []},
+        "timeout_s": 600.0,
+        "timeout_left_s": 540.0,
+        "compile": {},
+        "stacks": {"1": "train.py:31:load_batch"},
+        "stack_groups": [],
+        "confidence": "certain",
+        "evidence": [],
+        "missing_evidence": [],
+        "history": [],
+        "action": None,
+    }
+    (folder / "incident.json").write_text(json.dumps(doc))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "rankwatch-runs" / "20260101T000000Z-job"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"exit_code": 1}')
+    (tmp_path / "rankwatch-runs" / "latest").symlink_to(folder.name)
+    return folder
+
+
+def test_without_argument_the_latest_run_is_shown_oldest_incident_first(run, capsys):
+    incident(run, "20260101T000200Z-2", opened_at=200.0)
+    incident(run, "20260101T000100Z-1", opened_at=100.0)
+    assert cli.main(["report"]) == 0
+    out = capsys.readouterr().out
+    assert 0 < out.index("all_reduce (20260101T000100Z-1)") < out.index("all_reduce (20260101T000200Z-2)")
+
+
+def test_one_incident_by_folder_or_file_is_one_json_object(run, capsys):
+    folder = incident(run, "20260101T000100Z-1")
+    incident(run, "20260101T000200Z-2")
+    for path in (folder, folder / "incident.json", f"{folder}/"):
+        assert cli.main(["report", str(path), "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["id"] == "20260101T000100Z-1"
+
+
+def test_a_run_is_a_json_list(run, capsys):
+    incident(run, "20260101T000100Z-1")
+    assert cli.main(["report", str(run), "--format=json"]) == 0
+    assert [doc["id"] for doc in json.loads(capsys.readouterr().out)] == ["20260101T000100Z-1"]
+
+
+def test_html_is_the_newest_incident_and_goes_to_a_file(run, tmp_path, capsys):
+    incident(run, "20260101T000100Z-1", opened_at=100.0)
+    incident(run, "20260101T000200Z-2", opened_at=200.0)
+    assert cli.main(["report", "--format", "html", "--output", "page.html"]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html")
+    assert "20260101T000200Z-2" in page
+    assert "2 incidents, this is the newest (20260101T000200Z-2)" in capsys.readouterr().err
+
+
+def test_markdown_is_offered(run, capsys):
+    incident(run, "20260101T000100Z-1")
+    assert cli.main(["report", "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("## STUCK")
+
+
+def test_a_run_without_incident_is_3(run, capsys):
+    assert cli.main(["report"]) == 3
+    assert "no incident in rankwatch-runs/latest" in capsys.readouterr().err
+
+
+def test_a_path_that_does_not_exist_is_2(run, capsys):
+    assert cli.main(["report", "nowhere"]) == 2
+    assert "error: nowhere does not exist" in capsys.readouterr().err
+
+
+def test_a_damaged_incident_is_named_and_the_others_are_shown(run, capsys):
+    incident(run, "20260101T000100Z-1")
+    broken = incident(run, "20260101T000200Z-2") / "incident.json"
+    broken.write_text('{"verdict"')
+    assert cli.main(["report"]) == 0
+    shown = capsys.readouterr()
+    assert "20260101T000100Z-1" in shown.out
+    assert f"{broken.relative_to(run.parent.parent)}".split("/")[-2] in shown.err
+    assert "cannot be read" in shown.err
+
+
+def test_ls_lists_runs_with_their_end_and_incidents(run, capsys):
+    incident(run, "20260101T000100Z-1", verdict="slow")
+    incident(run, "20260101T000200Z-2", verdict="stuck")
+    other = run.parent / "20260102T000000Z-other"
+    other.mkdir()
+    (other / "run.json").write_text('{"exit_code": null}')
+    assert cli.main(["ls"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "20260102T000000Z-other  no end recorded  no incident",
+        "20260101T000000Z-job    exit 1           1 slow, 1 stuck",
+    ]
+
+
+def test_ls_without_runs_is_3(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rankwatch-runs").mkdir()
+    assert cli.main(["ls"]) == 3
+    assert "no run in rankwatch-runs" in capsys.readouterr().err

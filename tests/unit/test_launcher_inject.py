@@ -1,0 +1,81 @@
+"""The environment of the ranks."""
+
+from __future__ import annotations
+
+import os
+
+from rankwatch.launcher.inject import Injection, inject, restore
+
+SITE = "/pkg/rankwatch/agent/site"
+
+
+def injected(environ, **changes):
+    arguments = {"package_dir": "/pkg/rankwatch", "launcher_pid": 42, "attempt": 3, "slot_dir": "/dev/shm/s/a3"}
+    return inject(environ, **{**arguments, **changes})
+
+
+def test_a_plain_environment_gets_all_that_the_agent_needs():
+    assert injected({"HOME": "/home/me"}) == Injection(
+        {
+            "RANKWATCH_AGENT_DIR": "/pkg/rankwatch",
+            "RANKWATCH_LAUNCHER_PID": "42",
+            "RANKWATCH_ATTEMPT": "3",
+            "RANKWATCH_SLOT_DIR": "/dev/shm/s/a3",
+            "PYTHONPATH": SITE,
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        }
+    )
+
+
+def test_it_is_pure():
+    environ = {"PYTHONPATH": "/mine", "RANKWATCH_CLAIMED": "7"}
+    before = dict(environ), dict(os.environ)
+    injected(environ)
+    assert (environ, dict(os.environ)) == before
+
+
+def test_the_users_path_follows_ours_and_keeps_its_empty_parts():
+    assert injected({"PYTHONPATH": f"/a::{SITE}:/b"}).set["PYTHONPATH"] == f"{SITE}:/a::/b"
+
+
+def test_a_users_recorder_setting_under_either_name_speaks_for_both():
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        changed = injected({name: "20000"}).set
+        assert "TORCH_FR_BUFFER_SIZE" not in changed
+        assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in changed
+
+
+def test_the_marks_of_an_outer_rankwatch_are_removed():
+    outer = {
+        "RANKWATCH_CLAIMED": "7",
+        "RANKWATCH_NO_PROBES": "ddp",
+        "RANKWATCH_PTRACE_OPT_IN": "1",
+        "RANKWATCH_SLOT_DIR": "/outer",
+        "RANKWATCH_AGENT_DIR": "/other/rankwatch",
+        "RANKWATCH_OWNER": "ada",
+        "PYTHONPATH": "/other/rankwatch/agent/site:/mine",
+    }
+    injection = injected(outer, slot_dir=None)
+    assert set(injection.unset) == {"RANKWATCH_CLAIMED", "RANKWATCH_NO_PROBES", "RANKWATCH_PTRACE_OPT_IN", "RANKWATCH_SLOT_DIR"}
+    assert injection.set["RANKWATCH_AGENT_DIR"] == "/pkg/rankwatch"
+    assert injection.set["PYTHONPATH"] == f"{SITE}:/mine"
+
+
+def test_tracing_is_granted_only_where_yama_asks_for_it():
+    assert injected({}, ptrace_scope=1).set["RANKWATCH_PTRACE_OPT_IN"] == "1"
+    for scope in (None, 0, 2, 3):
+        assert "RANKWATCH_PTRACE_OPT_IN" not in injected({}, ptrace_scope=scope).set
+
+
+def test_switched_off_probes_are_handed_on():
+    assert injected({}, no_probes=("ddp", "steps")).set["RANKWATCH_NO_PROBES"] == "ddp,steps"
+
+
+def test_restore_undoes_apply():
+    environ = {"PYTHONPATH": "/mine", "RANKWATCH_CLAIMED": "7"}
+    before = injected(environ).apply(environ)
+    assert environ["PYTHONPATH"] == f"{SITE}:/mine"
+    assert "RANKWATCH_CLAIMED" not in environ
+    restore(environ, before)
+    assert environ == {"PYTHONPATH": "/mine", "RANKWATCH_CLAIMED": "7"}

@@ -1,0 +1,127 @@
+"""The launcher's side without torch: exit codes read early, calls that hang, an agent class of another shape."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from rankwatch.launcher import supervision
+from rankwatch.launcher.aside import Aside
+from rankwatch.launcher.supervision import failed_exits
+from rankwatch.launcher.torchrun import supervised
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def ended(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_exit_codes_are_read_without_collecting_the_child():
+    programs = {0: "pass", 1: "raise SystemExit(3)", 2: "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 3: "input()"}
+    children = {rank: subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE) for rank, text in programs.items()}
+    pids = {rank: child.pid for rank, child in children.items()}
+    wait_until(lambda: all(ended(pids[rank]) for rank in (0, 1, 2)))
+    assert failed_exits(pids) == {1: 3, 2: -9}
+    children[3].kill()
+    for child in children.values():
+        child.communicate(timeout=20)
+    assert [children[rank].returncode for rank in (0, 1, 2)] == [0, 3, -signal.SIGKILL]
+    assert failed_exits(pids) == {}
+
+
+def test_calls_run_in_order_beside_the_caller_and_keep_their_errors():
+    aside, seen = Aside("test"), []
+    aside.submit(lambda: seen.append(threading.current_thread().name))
+    failed = aside.call(lambda: 1 // 0, 10)
+    assert aside.call(lambda: seen.append(2) or "value", 10).value == "value"
+    assert seen == ["test", 2]
+    assert failed.done
+    assert isinstance(failed.error, ZeroDivisionError)
+
+
+def test_a_call_that_hangs_costs_its_bound_and_no_more():
+    aside, release = Aside("test"), threading.Event()
+    call = aside.call(release.wait, 0.05)
+    assert not call.done
+    release.set()
+    assert call.wait(10)
+
+
+class Signal(Exception):
+    """Stands for torch's SignalException."""
+
+
+class Agent:
+    """What torchrun's agent is to us."""
+
+    def _rendezvous(self, worker_group):
+        return "met"
+
+    def _start_workers(self, worker_group):
+        return {0: 1}
+
+    def _monitor_workers(self, worker_group):
+        return worker_group
+
+    def _stop_workers(self, worker_group):
+        return "stopped"
+
+    def _invoke_run(self, role):
+        return role
+
+
+class Broken:
+    """Every call fails."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __getattr__(self, name):
+        def fail(*args):
+            raise self.error
+
+        return fail
+
+
+def test_whatever_fails_in_ours_the_agent_does_its_work_and_one_line_is_said():
+    said = []
+    agent = supervised(Agent, Broken(KeyError("gone")), Signal, said.append)()
+    assert agent._rendezvous(None) == "met"
+    assert agent._start_workers(None) == {0: 1}
+    assert agent._monitor_workers("result") == "result"
+    assert agent._stop_workers(None) == "stopped"
+    assert agent._invoke_run("role") == "role"
+    assert said == ["supervision impaired: KeyError: 'gone'; the job runs on"]
+
+
+def test_a_signal_that_falls_into_our_code_reaches_torchrun():
+    agent = supervised(Agent, Broken(Signal()), Signal, print)()
+    for call in (agent._rendezvous, agent._monitor_workers, agent._stop_workers):
+        with pytest.raises(Signal):
+            call(None)
+
+
+def test_the_class_keeps_its_name():
+    assert supervised(Agent, Broken(Signal()), Signal, print).__name__ == "Agent"
+
+
+def test_importing_the_launcher_loads_neither_torch_nor_the_monitors_libraries():
+    program = "import sys, rankwatch.launcher.torchrun; print([name for name in ('torch', 'jinja2', 'prometheus_client', 'psutil') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_package_folder_is_the_one_that_holds_the_agent():
+    assert supervision.PACKAGE_DIR.endswith("rankwatch")

@@ -1,0 +1,152 @@
+"""The writer never blocks, never leaves half a file, and finds another place when the first takes nothing."""
+
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+from rankwatch.monitor import writer as module
+from rankwatch.monitor.writer import Writer, append_whole, write_atomically
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def until(condition, deadline_s=10.0):
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "condition not met in time"
+        time.sleep(0.01)
+
+
+def test_files_are_written_privately_in_new_directories(tmp_path, said):
+    os.chmod(tmp_path, 0o700)
+    writer = Writer(str(tmp_path), said.append)
+    writer.write("incidents/1/incident.json", b"{}")
+    writer.write("late.txt", lambda: b"rendered in the writer")
+    assert writer.flush(10)
+    assert (tmp_path / "incidents/1/incident.json").read_bytes() == b"{}"
+    assert (tmp_path / "late.txt").read_bytes() == b"rendered in the writer"
+    assert stat.S_IMODE(os.stat(tmp_path / "late.txt").st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(tmp_path / "incidents").st_mode) == 0o700
+    assert said == []
+
+
+def test_a_run_directory_that_the_group_may_read_has_files_that_it_may_read(tmp_path, said):
+    os.chmod(tmp_path, 0o750)
+    writer = Writer(str(tmp_path), said.append)
+    writer.write("incidents/a", b"")
+    assert writer.flush(10)
+    assert [stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("incidents", "incidents/a")] == [0o750, 0o640]
+
+
+def test_a_rewrite_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path, said):
+    writer = Writer(str(tmp_path), said.append)
+    writer.write("a", b"long first version")
+    writer.write("a", b"second")
+    assert writer.flush(10)
+    assert (tmp_path / "a").read_bytes() == b"second"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_appended_files_rotate(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(module, "ROTATE_BYTES", 100)
+    writer = Writer(str(tmp_path), said.append)
+    for number in range(10):
+        writer.append("events.jsonl", b"%d" % number * 60)
+    assert writer.flush(10)
+    assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "events.jsonl.1", "events.jsonl.2", "events.jsonl.3"]
+    assert (tmp_path / "events.jsonl").read_bytes() == b"9" * 60
+    assert (tmp_path / "events.jsonl.1").read_bytes() == b"8" * 60
+
+
+def test_an_unwritable_root_moves_everything_to_the_temp_dir_with_one_line(tmp_path, said):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "temp").mkdir()
+    writer = Writer(str(tmp_path / "file"), said.append, fallback_parent=str(tmp_path / "temp"))
+    writer.write("incidents/1/incident.json", b"{}")
+    writer.write("incidents/1/report.txt", b"text")
+    assert writer.flush(10)
+    assert len(said) == 1
+    assert said[0].startswith(f"cannot write {tmp_path}/file/incidents/1/incident.json: File exists; files go to {tmp_path}/temp/rankwatch-")
+    assert sorted(os.listdir(os.path.join(writer.root, "incidents/1"))) == ["incident.json", "report.txt"]
+    assert writer.dropped == 0
+
+
+def test_with_no_place_at_all_losses_are_counted_and_the_thread_lives(tmp_path, said):
+    (tmp_path / "file").write_bytes(b"")
+    writer = Writer(str(tmp_path / "file"), said.append, fallback_parent=str(tmp_path / "none"))
+    writer.write("a", b"1")
+    writer.write("b", b"2")
+    assert writer.flush(10)
+    assert writer.dropped == 2
+    assert len(said) == 1
+    assert "the temp dir takes nothing either" in said[0]
+
+
+def test_a_document_that_does_not_render_is_counted_and_said_once(tmp_path, said):
+    writer = Writer(str(tmp_path), said.append)
+    writer.write("a", lambda: 1 / 0)
+    writer.write("b", b"fine")
+    assert writer.flush(10)
+    assert (writer.dropped, len(said)) == (1, 1)
+    assert (tmp_path / "b").exists()
+
+
+def test_a_full_queue_drops_and_returns_at_once(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(module, "QUEUE_BYTES", 1000)
+    writer = Writer(str(tmp_path), said.append)
+    gate = threading.Event()
+    writer.write("blocks", lambda: b"x" if gate.wait(10) else b"")
+    accepted = [writer.write(f"f{n}", b"y" * 400) for n in range(4)]
+    assert accepted == [True, True, False, False]
+    assert writer.dropped == 2
+    assert writer.flush(0.02) is False
+    gate.set()
+    assert writer.flush(10)
+
+
+def test_a_hung_root_is_given_up_and_the_write_in_flight_goes_elsewhere(tmp_path, said, monkeypatch):
+    (tmp_path / "temp").mkdir()
+    gate = threading.Event()
+    real = module.write_atomically
+    hung = threading.Event()
+
+    def write(path, data, mode):
+        if path.startswith(str(tmp_path / "run")):
+            hung.set()
+            gate.wait(20)
+        real(path, data, mode)
+
+    monkeypatch.setattr(module, "write_atomically", write)
+    clock = [0.0]
+    (tmp_path / "run").mkdir()
+    writer = Writer(str(tmp_path / "run"), said.append, fallback_parent=str(tmp_path / "temp"), clock=lambda: clock[0])
+    writer.write("incident.json", b"{}")
+    writer.write("report.txt", b"text")
+    assert hung.wait(10)
+    writer.check()
+    assert said == []
+    clock[0] = 6.0
+    writer.check()
+    until(lambda: writer.root != str(tmp_path / "run") and sorted(os.listdir(writer.root)) == ["incident.json", "report.txt"])
+    assert len(said) == 1
+    assert "has hung for 5 s" in said[0]
+    gate.set()
+
+
+def test_a_failed_atomic_write_keeps_the_old_file(tmp_path):
+    (tmp_path / "d").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(str(tmp_path / "d"), b"new")
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_append_whole_adds_to_what_is_there(tmp_path):
+    append_whole(str(tmp_path / "a"), b"1\n")
+    append_whole(str(tmp_path / "a"), b"2\n")
+    assert (tmp_path / "a").read_bytes() == b"1\n2\n"

@@ -1,0 +1,230 @@
+"""incident.json keeps its contract whatever is missing, hostile or huge."""
+
+import dataclasses
+import json
+import math
+
+import build_status
+import pytest
+
+from rankwatch.model import Crash, Frame, Incident, Stack, StackGroup, Status, Thread, Verdict
+from rankwatch.report import incident, markdown, page, run, state, status, text
+
+CONTRACT = {
+    "schema": int,
+    "id": str,
+    "verdict": str,
+    "cause": str,
+    "domain": str,
+    "culprit_ranks": list,
+    "waiting_ranks": list,
+    "unknown_ranks": list,
+    "since": float,
+    "opened_at": float,
+    "updated_at": float,
+    "closed_at": (float, type(None)),
+    "summary": str,
+    "advice": list,
+    "group": (dict, type(None)),
+    "timeout_s": (float, type(None)),
+    "timeout_left_s": (float, type(None)),
+    "compile": dict,
+    "stacks": dict,
+    "stack_groups": list,
+    "confidence": str,
+    "evidence": list,
+    "missing_evidence": list,
+    "history": list,
+    "action": (dict, type(None)),
+}
+
+
+def bare(**changes):
+    verdict = Verdict("k", "stuck", "unknown", "unknown", (3,), (), since=0.0, summary="")
+    return dataclasses.replace(Incident("i-1", verdict, opened_at=1.0, opened_wall_at=2.0, updated_wall_at=3.0, history=()), **changes)
+
+
+def check(document):
+    for key, kind in CONTRACT.items():
+        assert isinstance(document[key], kind), key
+    assert document["schema"] == 1
+    for key in ("culprit_ranks", "waiting_ranks", "unknown_ranks"):
+        assert all(type(rank) is int for rank in document[key])
+    assert all(key.isdigit() and (stack is None or isinstance(stack, str)) for key, stack in document["stacks"].items())
+    assert all(key.isdigit() for key in document["compile"])
+    assert document["summary"].strip()
+    assert len(document["summary"].splitlines()) == 1
+    json.dumps(document, allow_nan=False, ensure_ascii=False).encode("utf-8")
+    return document
+
+
+@pytest.mark.parametrize("build", [build_status.stuck_status, build_status.compiling_status, build_status.crashed_status])
+def test_the_document_keeps_the_contract(build):
+    picture = build()
+    check(incident.to_json(picture.open_incidents[0], picture))
+
+
+def test_an_incident_of_which_nothing_else_is_known_keeps_it_too():
+    empty = Status(job=build_status.job(run_dir="", versions={}, command=()), snapshot=None)
+    document = check(incident.to_json(bare(), empty))
+    assert document["stacks"] == {"3": None}
+    assert document["group"] is None
+    assert document["summary"] == "rank 3 unknown"
+    for rendered in (text.render(document), page.render(document), markdown.render(document)):
+        assert "rank 3" in rendered
+
+
+def test_every_culprit_has_a_stack_or_null():
+    picture = build_status.stuck_status()
+    document = incident.to_json(dataclasses.replace(picture.open_incidents[0], stacks={0: build_status.stack(1, build_status.WAIT)}), picture)
+    assert document["stacks"]["1"] is None
+    assert document["stacks"]["0"].startswith("Process 1")
+
+
+def test_a_stack_without_text_is_written_from_its_frames_and_an_empty_one_is_null():
+    threads = (Thread("MainThread", 7, (Frame("f", "/a.py", 3),)),)
+    child = Stack(pid=9, at=0.0, text="Process 9: worker\n")
+    assert incident.stack_text(Stack(pid=7, at=0.0, threads=threads)) == "Thread 7: MainThread\n    f (/a.py:3)\n"
+    assert incident.stack_text(Stack(pid=7, at=0.0, threads=threads, subprocesses=(child,))).endswith("-- child process 9\nProcess 9: worker\n")
+    assert incident.stack_text(Stack(pid=7, at=0.0, error="permission denied")) is None
+    assert incident.stack_text(None) is None
+
+
+def test_the_summary_is_one_line_whatever_it_was():
+    verdict = build_status.stuck_verdict(summary="a\nb\u2028c\x1b[31m\x85 d\udcff")
+    assert incident.summary(verdict) == "a b c\\x1b[31m d\\udcff"
+
+
+def test_infinity_and_nan_become_null():
+    picture = build_status.stuck_status()
+    opened = dataclasses.replace(picture.open_incidents[0], verdict=build_status.stuck_verdict(timeout_s=math.inf, timeout_left_s=math.nan))
+    document = check(incident.to_json(opened, picture))
+    assert (document["timeout_s"], document["timeout_left_s"]) == (None, None)
+
+
+def test_since_is_taken_from_the_clock_where_the_incident_does_not_say():
+    picture = build_status.stuck_status()
+    document = incident.to_json(dataclasses.replace(picture.open_incidents[0], since_wall_at=0.0), picture)
+    assert document["since"] == build_status.WALL - 60
+
+
+def test_compile_shows_the_present_phase_and_the_kept_one_after_the_end():
+    picture = build_status.compiling_status()
+    opened = picture.open_incidents[0]
+    kept = dataclasses.replace(opened, compiling={3: build_status.compiling_activity(phase="dynamo")})
+    assert incident.to_json(kept, picture)["compile"]["3"]["phase"] == "inductor"
+    over = dataclasses.replace(kept, closed_at=build_status.NOW, closed_wall_at=build_status.WALL)
+    assert incident.to_json(over, picture)["compile"]["3"]["phase"] == "dynamo"
+    assert incident.to_json(opened, picture)["compile"]["3"]["elapsed_s"] == 41.0
+
+
+HOSTILE = "<script>alert(1)</script>\u2028</pre>'\" \udcff\x00\x1b[2J\u202e"
+
+
+def hostile():
+    frames = (Frame(HOSTILE, f"/tmp/{HOSTILE}/tr\u00e4in \u65e5\u672c.py", 3), Frame("main", "/a.py", 1))
+    verdict = build_status.stuck_verdict(summary=HOSTILE, at=HOSTILE, advice=(HOSTILE,), evidence=(HOSTILE,), missing_evidence=(HOSTILE,))
+    opened = build_status.stuck_incident(
+        verdict=verdict,
+        stacks={1: Stack(1, 0.0, (Thread(HOSTILE, 1, frames),), HOSTILE)},
+        stack_groups=(StackGroup((1,), frames, "culprit"), StackGroup((0,), frames[1:], "waiting")),
+        hosts={1: HOSTILE},
+        compiling={1: build_status.compiling_activity(frame=HOSTILE, recompile_reason=HOSTILE)},
+    )
+    crash = Crash(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    rank = build_status.rank_state(1, crash=crash, agent_detail=HOSTILE, node=HOSTILE, probes={HOSTILE: {"status": HOSTILE, "detail": HOSTILE}})
+    job = build_status.job(job_id=HOSTILE, run_dir=f"/{HOSTILE}", command=(HOSTILE,), labels={HOSTILE: HOSTILE}, capabilities={HOSTILE: HOSTILE})
+    return build_status.stuck_status(job=job, snapshot=build_status.snapshot((rank,)), open_incidents=(opened,))
+
+
+def test_hostile_text_neither_becomes_markup_nor_moves_a_cursor():
+    picture = hostile()
+    document = check(incident.to_json(picture.open_incidents[0], picture))
+    json.dumps([state.to_json(picture), run.to_json(picture)], ensure_ascii=False, allow_nan=False).encode("utf-8")
+    for rendered in (page.render(document), status.render(picture)):
+        rendered.encode("utf-8")
+        assert "<script>alert" not in rendered
+        assert rendered.count("<script") == 1
+        assert "&lt;script&gt;alert(1)" in rendered
+    for rendered in (page.render(document), status.render(picture), text.render(document), markdown.render(document)):
+        assert not set(rendered) & set("\x00\x1b\u2028\u202e\udcff")
+
+
+def test_unicode_paths_stay_readable():
+    picture = hostile()
+    document = incident.to_json(picture.open_incidents[0], picture)
+    assert "tr\u00e4in \u65e5\u672c.py" in text.render(document)
+    assert "tr\u00e4in \u65e5\u672c.py" in page.render(document)
+
+
+def test_markdown_of_hostile_text_formats_nothing():
+    assert markdown.escape("[x](http://y) *b* <i> #1 @team `c` a|b") == "\\[x\\](http://y) \\*b\\* \\<i\\> \\#1 \\@team \\`c\\` a\\|b"
+    assert markdown.code("a`b``c") == "``` a`b``c ```"
+    assert markdown.block(["````"]).startswith("`````\n")
+
+
+def test_report_txt_puts_the_culprit_first():
+    picture = build_status.stuck_status()
+    rendered = text.render(incident.to_json(picture.open_incidents[0], picture))
+    order = [
+        rendered.index(word) for word in ("STUCK (not_entered", "What to do", "Who waits", "Stacks, grouped", "Process groups", "Evidence", "Missing", "Files")
+    ]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"verdict": "stuck"}, "yes: it does not end by itself"),
+        ({"verdict": "slow"}, "no: it may end by itself"),
+        ({"verdict": "failed", "domain": "user_code"}, "no: a ticket for the owner of the job"),
+        ({"verdict": "failed", "domain": "node"}, "yes: it does not end by itself"),
+        ({"verdict": "straggler"}, "no: a ticket"),
+        ({"verdict": "stuck", "closed_at": 1.0}, "no: it is over"),
+    ],
+)
+def test_who_must_be_woken(changes, words):
+    assert text.page_words(changes) == words
+
+
+@pytest.mark.parametrize("key", [key for key in CONTRACT if key != "verdict"])
+def test_a_document_of_another_age_without_a_key_still_renders(key):
+    picture = build_status.compiling_status()
+    document = incident.to_json(picture.open_incidents[0], picture)
+    del document[key]
+    for rendered in (text.render(document), page.render(document), markdown.render(document)):
+        assert "SLOW" in rendered.upper()
+
+
+def test_run_json_hides_secrets_and_says_how_it_ended():
+    picture = build_status.stuck_status(state="failed", exit_code=1)
+    document = run.to_json(picture)
+    assert document["command"][-2:] == ["--hub-token", "***"]
+    assert document["environment_set"] == {"TORCH_FR_BUFFER_SIZE": "2000", "MY_API_TOKEN": "***"}
+    assert (document["exit_code"], document["ended_at"], document["verdicts"]) == (1, build_status.WALL, {"stuck": 1})
+    assert run.to_json(build_status.healthy_status())["ended_at"] is None
+
+
+def test_the_state_is_kept_for_the_newest_picture_and_made_anew_for_another():
+    picture = build_status.healthy_status()
+    assert state.to_json(picture) is state.to_json(picture)
+    assert state.to_json(build_status.stuck_status())["state"] == "stuck"
+
+
+def test_the_revision_changes_when_there_is_something_new_to_draw():
+    healthy = state.to_json(build_status.healthy_status())["revision"]
+    assert healthy == state.to_json(build_status.healthy_status())["revision"]
+    assert healthy != state.to_json(build_status.stuck_status())["revision"]
+
+
+@pytest.mark.parametrize(
+    ("picture", "headline"),
+    [
+        (build_status.healthy_status(), "No trouble: 8 of 8 ranks running."),
+        (build_status.healthy_status(snapshot=None), "No rank has reported yet."),
+        (build_status.healthy_status(state="done", exit_code=0), "The job has ended with exit code 0."),
+        (build_status.compiling_status(), build_status.compiling_incident().verdict.summary),
+    ],
+)
+def test_the_headline(picture, headline):
+    assert state.to_json(picture)["headline"] == headline
