@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from rankwatch.wire import env as names
 
 RECORDER_ENTRIES = "2000"
-_RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """Two names of one setting: whichever the user set speaks for both. torch 2.9 and 2.10 record nothing on gloo unless it is set."""
+OLD_NAME_UNTIL = (2, 11)
+"""From this torch on the second name earns the user a deprecation warning in every rank (seen on 2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ def inject(
     slot_dir: str | None,
     ptrace_scope: int | None = None,
     no_probes: tuple[str, ...] = (),
+    torch_version: tuple[int, int] = OLD_NAME_UNTIL,
 ) -> Injection:
     """The changes for one attempt. package_dir: folder of the package `rankwatch`. slot_dir None: the ranks run unwatched.
 
@@ -65,8 +68,9 @@ def inject(
         wanted[names.PTRACE_OPT_IN] = "1"
     if no_probes:
         wanted[names.NO_PROBES] = ",".join(no_probes)
-    if not any(name in environ for name in _RECORDER_VARIABLES):
-        wanted.update(dict.fromkeys(_RECORDER_VARIABLES, RECORDER_ENTRIES))
+    if not any(name in environ for name in RECORDER_VARIABLES):
+        names_known = RECORDER_VARIABLES if torch_version < OLD_NAME_UNTIL else RECORDER_VARIABLES[:1]
+        wanted.update(dict.fromkeys(names_known, RECORDER_ENTRIES))
     return Injection(wanted, tuple(name for name in names.RANK_VARIABLES if name in environ and name not in wanted))
 
 
@@ -84,3 +88,12 @@ def _python_path(environ: Mapping[str, str], package_dir: str) -> str:
         return ours
     # an empty part means the working directory: the user's, to keep
     return os.pathsep.join([ours, *(part for part in old.split(os.pathsep) if part not in drop)])
+
+
+def two_numbers(version: str) -> tuple[int, int] | None:
+    """(2, 13) of "2.13.0+cpu"; None for a version that does not begin so."""
+    parts = version.split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (IndexError, ValueError):
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import rankwatch
 from rankwatch.config import Options
 from rankwatch.launcher import rundir
 from rankwatch.launcher.aside import Aside
-from rankwatch.launcher.inject import Injection, inject
+from rankwatch.launcher.inject import OLD_NAME_UNTIL, Injection, inject, two_numbers
 from rankwatch.launcher.slots import SlotDirectory, SlotPlace, sweep
 from rankwatch.model import JobInfo
 from rankwatch.monitor.policy import Limits
@@ -42,10 +43,18 @@ class Monitor(Protocol):
 
 
 def make_monitor(options: Options, job: JobInfo, limits: Limits) -> Monitor:
-    """The monitor of this launcher; imported here, beside the ranks' own start, because it takes a third of a second."""
+    """The monitor of this launcher. Its import takes a third of a second: `preload` has begun it."""
     from rankwatch.monitor.loop import Monitor
 
     return Monitor(options, job, limits)
+
+
+def preload() -> None:
+    """Import the monitor while torchrun waits in its rendezvous, so that it takes no processor from the ranks' start."""
+    try:
+        import rankwatch.monitor.loop  # noqa: F401
+    except Exception:
+        pass  # make_monitor meets it again and says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,7 @@ class Supervision:
             slot_dir=self._place.path,
             ptrace_scope=_ptrace_scope(),
             no_probes=self._options.no_probe,
+            torch_version=two_numbers(self._versions.get("torch", "")) or OLD_NAME_UNTIL,
         )
         return self._injection
 
@@ -163,7 +173,9 @@ class Supervision:
 
     def rendezvous(self) -> None:
         """A rendezvous begins; after the first one it is a restart."""
-        if self._attempt >= 0:
+        if self._attempt < 0:
+            threading.Thread(target=preload, name="rankwatch-preload", daemon=True).start()
+        else:
             attempt = self._attempt + 1
             self._tell(lambda monitor: monitor.restarting(attempt))
 

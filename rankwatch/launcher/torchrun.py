@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwatch.launcher import supervision as sv
-from rankwatch.launcher.inject import restore
+from rankwatch.launcher.inject import restore, two_numbers
 from rankwatch.monitor.workers import Worker
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _run(args: list[str], options: Options, limits: Limits, command: tuple[str, 
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.launcher import api
 
-    if _version(torch.__version__) < OLDEST_TORCH:
+    if (two_numbers(torch.__version__) or OLDEST_TORCH) < OLDEST_TORCH:
         say(f"torch {torch.__version__} is older than 2.9: exits, stacks and steps are followed, compiles and collectives perhaps not; update torch for all")
     supervision = sv.Supervision(options, limits, command, {"torch": torch.__version__}, say)
     original = api.LocalElasticAgent
@@ -191,11 +191,3 @@ def _first_failure(result: Any) -> dict[int, int]:
         return {}
     rank = min(failures, key=lambda rank: failures[rank].timestamp)
     return {rank: failures[rank].exitcode}
-
-
-def _version(text: str) -> tuple[int, int]:
-    parts = text.split(".")
-    try:
-        return int(parts[0]), int(parts[1])
-    except (IndexError, ValueError):
-        return OLDEST_TORCH

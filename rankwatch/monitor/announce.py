@@ -12,7 +12,6 @@ from rankwatch.notify import lines
 
 REPEAT_AT_S = (60.0, 300.0, 900.0)
 REPEAT_EVERY_S = 900.0
-BLIND_AFTER_S = 30.0
 STEPPING_BY_COLLECTIVES = 20
 QUEUE_LINES = 1000
 WORTH_SAYING_S = 1.0
@@ -21,8 +20,9 @@ WORTH_SAYING_S = 1.0
 class Announcer:
     """Says each thing once: what is watched, that all ranks step, each verdict (again at 1, 5, 15 min), the end."""
 
-    def __init__(self, out: TextIO, log_format: str = "logfmt") -> None:
+    def __init__(self, out: TextIO, log_format: str = "logfmt", blind_after_s: float = 30.0) -> None:
         self._out = out
+        self._blind_after_s = blind_after_s
         self._json = log_format == "json"
         self._queue: queue.Queue[str | threading.Event] = queue.Queue(QUEUE_LINES)
         self._thread: threading.Thread | None = None
@@ -50,7 +50,7 @@ class Announcer:
             self._look_for_steps(ranks, status, snapshot)
         for rank in ranks:
             alive = rank.process is not None and rank.process.alive
-            if rank.agent == "silent" and alive and snapshot.now - snapshot.started_at >= BLIND_AFTER_S and rank.rank not in self._blind:
+            if rank.agent == "silent" and alive and snapshot.now - snapshot.started_at >= self._blind_after_s and rank.rank not in self._blind:
                 self._blind.add(rank.rank)
                 self._say(lines.blind(rank.rank, rank.agent_detail, as_json=self._json))
         for incident in status.open_incidents:
@@ -70,8 +70,9 @@ class Announcer:
 
     def ended(self, status: Status, failed: bool, log_tails: Mapping[int, str]) -> None:
         """The last line; after a failed job the block that names the culprit first."""
-        if self._watching or status.closed_incidents or status.open_incidents:
-            self._say(lines.done(status, as_json=self._json))
+        if status.snapshot is not None:
+            self.watching(status)  # a job that was over before everything was known
+        self._say(lines.done(status, as_json=self._json))
         if failed:
             self._say(lines.failed_block(status, log_tails, as_json=self._json))
 

@@ -48,6 +48,11 @@ class Cases:
                 self._evidence.forget_native(change.incident.verdict.culprit_ranks)
         return changes
 
+    def end_attempt(self, snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
+        """Close everything: the processes that it was about are gone, and new ones run under their ranks."""
+        self.book = replace(self.book, open=tuple(replace(incident, final=False) for incident in self.book.open))
+        return self.judge((), replace(snapshot, final=True), limits)
+
     def ranks_to_dump(self, changes: Iterable[IncidentChange]) -> tuple[int, ...]:
         """Whose stacks a new or a worse incident shows: the culprits and some of those that wait for them."""
         ranks: list[int] = []

@@ -42,7 +42,7 @@ def from_error_file(path: str) -> Crash | None:
             source=f"error file {path}",
             at_wall=float(str(timestamp)) if str(timestamp or "").isdigit() else None,
         )
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

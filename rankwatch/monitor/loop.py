@@ -53,7 +53,7 @@ class Monitor:
     def __init__(self, options: Options, job: JobInfo, limits: Limits, out: TextIO | None = None) -> None:
         self.status = Status(job=job, snapshot=None)
         self._limits = limits
-        self._announcer = Announcer(out if out is not None else sys.stderr, options.log_format)
+        self._announcer = Announcer(out if out is not None else sys.stderr, options.log_format, limits.blind_after_s)
         self._writer = Writer(job.run_dir, self._announcer.notice)
         self._files = RunFiles(self._writer)
         self._capture = StackCapture()
@@ -216,13 +216,12 @@ class Monitor:
             stack_dumps=dict(self._capture.counts),
             last_stack_dump_s=self._capture.last_s,
         )
-        self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._evidence.self_test)
+        self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._writer.root, self._evidence.self_test)
 
     # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
 
     def _take_workers(self, workers: Workers) -> None:
-        if self._reader is not None:
-            self._reader.close()
+        self._end_attempt()
         if workers.group_rank != 0 and self._files.prefix == "":
             self._files.prefix = published.node_prefix(workers.node)
         self._reader = Reader(workers)
@@ -263,11 +262,20 @@ class Monitor:
     def _drop_workers(self, reason: str) -> None:
         self._files.event(time.time(), "workers_stopped", {"reason": reason})
 
-    def _restart(self, attempt: int) -> None:
-        self._tick(final=True)
-        if self._reader is not None:
-            self._reader.close()
+    def _end_attempt(self) -> None:
+        """The last look at workers that others follow; what was wrong with them ends with them."""
+        if self._reader is None:
+            return
+        self._guarded(lambda: self._tick(final=True))
+        self._reader.close()
         self._reader = None
+        if self.status.snapshot is not None:
+            changes = self._cases.end_attempt(self.status.snapshot, self._limits)
+            self.status = replace(self.status, open_incidents=self._cases.book.open, closed_incidents=self._cases.book.closed, verdicts=())
+            self._cases.tell(changes, self.status)
+
+    def _restart(self, attempt: int) -> None:
+        self._end_attempt()
         self.status = replace(self.status, state="restarting", restarts=self.status.restarts + 1)
         self._files.event(time.time(), "restarting", {"attempt": attempt})
         self._files.run(self.status)

@@ -58,6 +58,7 @@ class Limits:
     max_recorders: int = 256
 
     # -- other rules
+    blind_after_s: float = 30.0  # a rank alive this long whose agent did not load is reported
     max_gap_s: float = 2.0  # a longer gap between looks is a paused clock (three polls, with room for a slow one)
     quiet_polls: int = 2  # nothing is judged for this many polls after it
     idle_min_s: float = 60.0  # no step for this long and ...

@@ -22,12 +22,14 @@ def status(
     book: Book,
     health: MonitorHealth,
     url: str,
+    run_dir: str,
     self_test: SelfTest | None,
 ) -> Status:
-    """The next Status after `before`."""
+    """The next Status after `before`. run_dir: where files go now, another place once the first took nothing more."""
     ranks = tuple(snapshot.ranks().values())
     job = replace(
         before.job,
+        run_dir=run_dir,
         world_size=snapshot.world_size,
         attempt=snapshot.attempt,
         status_url=url,

@@ -10,16 +10,17 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from rankwatch.model import Crash, NodeReport, Process, RankState, Want
+from rankwatch.model import NodeReport, Process, RankState, Want
 from rankwatch.monitor import recorder
 from rankwatch.monitor.crash import crash_on_disk
 from rankwatch.monitor.pool import Job, Pool, wait_all
 from rankwatch.monitor.processes import Processes, child_exit, oom_kills
 from rankwatch.monitor.slots import SlotReader
-from rankwatch.monitor.worker_server import GENERIC, NCCL, ServerError, WorkerServer, compiles
+from rankwatch.monitor.tracked import Tracked
+from rankwatch.monitor.worker_server import NCCL, ServerError, WorkerServer, compiles
 from rankwatch.monitor.workers import Worker, Workers
 from rankwatch.wire.env import slot_name, socket_name
 
@@ -28,43 +29,11 @@ FULL_EVERY_S = 1.0
 HISTORY_EVERY_S = 10.0
 COST_FACTOR = 30.0
 SUSPICION_AFTER_S = 1.0
-HEARTBEAT_STALE_S = 2.0
 ANSWER_WAIT_S = 0.15
 BLIND_AFTER_S = 30.0
 SILENT_BACKOFF_S = 2.0
 FRESH_S = 6.0
 REAPED_UNSEEN_S = 1.0
-
-
-@dataclass(slots=True)
-class _Rank:
-    """What is remembered of one rank between two polls."""
-
-    worker: Worker
-    slot: SlotReader | None
-    server: WorkerServer | None
-    view: recorder.RecorderView = field(default_factory=recorder.RecorderView)
-    identity: tuple[int, int] = (0, 0)  # pid and start ticks of the process that all below belongs to
-    busy: Job[None] | None = None
-    quiet_until: float = 0.0  # no questions before: it did not answer
-    status_at: float = -1e9
-    full_at: float = -1e9
-    ping_at: float = -1e9
-    answered_at: float = -1e9  # when ping_ok was learnt
-    ping_ok: bool | None = None
-    nccl_status: dict[str, Any] = field(default_factory=dict)
-    documents: dict[str, bytes] = field(default_factory=dict)
-    documents_at: float | None = None
-    witness: bool | None = None
-    full_cost_s: float = 0.0
-    witness_at: float = -1e9
-    waits: dict[str, tuple[int, float]] = field(default_factory=dict)  # group with open operations -> last completed, since when unchanged
-    was_child: bool = False
-    exit_code: int | None = None
-    exit_told: bool = False
-    oom_killed: bool = False
-    crash: Crash | None = None
-    crash_job: Job[Crash | None] | None = None
 
 
 class Reader:
@@ -96,8 +65,8 @@ class Reader:
         for rank in self._ranks.values():
             if rank.slot is not None:
                 rank.slot.read()
-            self._identify(rank)
-            self._notice_waits(rank, now)
+            rank.identify()
+            rank.notice_waits(now)
         asked = [] if final else self._ask(now, urgent)
         wait_all(asked, 1.2 if urgent else ANSWER_WAIT_S)
         suspicious = self._suspicious(now)
@@ -147,29 +116,14 @@ class Reader:
 
     # -- who and whether ------------------------------------------------------------------------------------------------
 
-    def _start(self, worker: Worker) -> _Rank:
+    def _start(self, worker: Worker) -> Tracked:
         directory = self.workers.slot_dir
         if directory is None:
-            return _Rank(worker, None, None)
+            return Tracked(worker, None, None)
         slot = SlotReader(os.path.join(directory, slot_name(worker.rank)))
-        return _Rank(worker, slot, WorkerServer(os.path.join(directory, socket_name(worker.rank))))
+        return Tracked(worker, slot, WorkerServer(os.path.join(directory, socket_name(worker.rank))))
 
-    def _identify(self, rank: _Rank) -> None:
-        """The claimed process stands for the rank; another one under the slot means that all remembered numbers are another's."""
-        owner = rank.slot.state.owner if rank.slot is not None else {}
-        identity = (
-            (int(owner.get("pid") or 0), int(owner.get("start_ticks") or 0))
-            if _is_number(owner.get("pid")) and _is_number(owner.get("start_ticks"))
-            else (0, 0)
-        )
-        if identity != rank.identity:
-            rank.identity = identity
-            rank.view = recorder.RecorderView()
-            rank.nccl_status, rank.documents, rank.documents_at, rank.witness = {}, {}, None, None
-            if rank.server is not None:
-                rank.server.forget()
-
-    def _process(self, rank: _Rank, suspect: bool) -> Process:
+    def _process(self, rank: Tracked, suspect: bool) -> Process:
         pid, start_ticks = rank.identity
         process = self._processes.look(pid or rank.worker.pid, start_ticks or None, suspect)
         if rank.exit_code is None:
@@ -189,7 +143,7 @@ class Reader:
             )
         return replace(process, exit_code=rank.exit_code, oom_killed=rank.oom_killed)
 
-    def _agent(self, rank: _Rank, now: float) -> tuple[str, str]:
+    def _agent(self, rank: Tracked, now: float) -> tuple[str, str]:
         if rank.slot is None:
             return "off", self.workers.slot_reason or "no slot directory"
         state = rank.slot.state
@@ -209,17 +163,17 @@ class Reader:
         full, history = self._full_due(now, urgent)
         jobs = []
         for number, rank in self._ranks.items():
-            if rank.server is None or rank.exit_code is not None or not self._joined(rank):
+            if rank.server is None or rank.exit_code is not None or not rank.joined():
                 continue
             if rank.busy is not None and not rank.busy.done:
                 continue
             if now < rank.quiet_until and not urgent:
                 continue
             creating = rank.slot is not None and rank.slot.state.group_in_creation is not None
-            wants_full = full or (history and self._safe_at_any_time(rank)) or number in self._wanted["recorder"] or self._unnamed(rank)
+            wants_full = full or (history and rank.safe_at_any_time()) or number in self._wanted["recorder"] or rank.unnamed()
             wants_full = wants_full and (urgent or now - rank.full_at >= max(FULL_EVERY_S, COST_FACTOR * rank.full_cost_s)) and not creating
-            wants_status = self._has_nccl(rank) and not creating and now - rank.status_at >= STATUS_EVERY_S
-            wants_ping = (number in self._wanted["ping"] or self._stale(rank, now) or full) and now - rank.ping_at >= 1.0
+            wants_status = rank.has_nccl() and not creating and now - rank.status_at >= STATUS_EVERY_S
+            wants_ping = (number in self._wanted["ping"] or rank.stale(now) or full) and now - rank.ping_at >= 1.0
             if not (wants_full or wants_status or wants_ping):
                 continue
             rank.busy = self._pool.submit(lambda rank=rank, f=wants_full, s=wants_status, p=wants_ping: self._question(rank, f, s, p))  # type: ignore[misc]
@@ -239,7 +193,7 @@ class Reader:
             return True, False
         return self._suspicious(now) and now >= self._next_full_at, now >= self._next_history_at
 
-    def _question(self, rank: _Rank, full: bool, status: bool, ping: bool) -> None:
+    def _question(self, rank: Tracked, full: bool, status: bool, ping: bool) -> None:
         """Runs in the pool, alone for this rank."""
         server = rank.server
         assert server is not None
@@ -262,7 +216,7 @@ class Reader:
         except Exception:  # bytes from another process: a surprise in them must not end the pool's thread or the rank's view
             rank.quiet_until = self._clock() + SILENT_BACKOFF_S
 
-    def _take_full(self, rank: _Rank, server: WorkerServer) -> None:
+    def _take_full(self, rank: Tracked, server: WorkerServer) -> None:
         began = time.perf_counter()
         documents = server.recorders()
         parsed: dict[str, Mapping[str, Any]] = {}
@@ -279,67 +233,13 @@ class Reader:
         rank.full_cost_s = time.perf_counter() - began
         rank.witness, rank.witness_at = compiles(server.wait_counters()), self._clock()
 
-    def _joined(self, rank: _Rank) -> bool:
-        return rank.slot is not None and rank.slot.state.stage in ("joined", "left") and rank.slot.state.owner.get("state") == "claimed"
-
-    def _safe_at_any_time(self, rank: _Rank) -> bool:
-        """Up to torch 2.13 a dump of NCCL's entries may query the event of an operation that is being freed: there only on suspicion."""
-        if rank.slot is None or not self._has_nccl(rank):
-            return True
-        numbers = str(rank.slot.state.owner.get("torch", "")).split(".")[:2]
-        return len(numbers) == 2 and all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= (2, 14)
-
-    def _has_nccl(self, rank: _Rank) -> bool:
-        return rank.slot is not None and any("nccl" in group.backend for group in rank.slot.state.groups)
-
-    def _unnamed(self, rank: _Rank) -> bool:
-        """A group is counted whose name is not known yet: one full read tells, cheap while the recorder is young."""
-        if rank.slot is None:
-            return False
-        if len(rank.slot.state.groups) < 2 and len(rank.slot.state.recorder_status.get("pg_status") or {}) < 2:
-            return False
-        return not (rank.view.names_all(GENERIC, rank.slot.state.recorder_status) and rank.view.names_all(NCCL, rank.nccl_status))
-
-    # -- suspicion ------------------------------------------------------------------------------------------------------
-
-    def _numbers(self, rank: _Rank) -> tuple[dict[str, int], dict[str, int]]:
-        """Last enqueued and completed by group: the cheap status, or the entries where these are ahead (a stale heartbeat)."""
-        if rank.slot is None:
-            return {}, {}
-        groups = recorder.twins(rank.slot.state.groups)
-        enqueued, completed = rank.view.entry_numbers()
-        nccl = [group for group in groups if "nccl" in group.backend]
-        others = [group for group in groups if "nccl" not in group.backend]
-        for source, status, known in ((NCCL, rank.nccl_status, nccl), (GENERIC, rank.slot.state.recorder_status, others)):
-            if not status:
-                continue
-            entered, done = rank.view.numbers(source, status, known)
-            for name in entered:
-                enqueued[name] = max(enqueued.get(name, 0), entered[name])
-                completed[name] = max(completed.get(name, 0), done[name])
-        return enqueued, completed
-
-    def _notice_waits(self, rank: _Rank, now: float) -> None:
-        enqueued, completed = self._numbers(rank)
-        waits: dict[str, tuple[int, float]] = {}
-        for name, entered in enqueued.items():
-            done = completed.get(name, 0)
-            if entered > done:
-                before = rank.waits.get(name)
-                waits[name] = before if before is not None and before[0] == done else (done, now)
-        rank.waits = waits
-
     def _suspicious(self, now: float) -> bool:
         return any(rank.exit_code is None and now - since >= SUSPICION_AFTER_S for rank in self._ranks.values() for _done, since in rank.waits.values())
 
-    def _stale(self, rank: _Rank, now: float) -> bool:
-        beat = rank.slot.state.heartbeat_at if rank.slot is not None else None
-        return beat is not None and now - beat > HEARTBEAT_STALE_S
-
     # -- the answer -----------------------------------------------------------------------------------------------------
 
-    def _state(self, rank: _Rank, now: float, suspicious: bool) -> RankState:
-        process = self._process(rank, suspicious or self._stale(rank, now))
+    def _state(self, rank: Tracked, now: float, suspicious: bool) -> RankState:
+        process = self._process(rank, suspicious or rank.stale(now))
         agent, detail = self._agent(rank, now)
         if not process.alive or rank.exit_code is not None:
             self._look_for_crash(rank)
@@ -356,7 +256,8 @@ class Reader:
                 crash=rank.crash,
             )
         state = rank.slot.state
-        enqueued, completed = self._numbers(rank)
+        enqueued, completed = rank.numbers()
+        groups = recorder.twins(state.groups)
         stage: Any = state.stage if state.stage in ("armed", "joining", "joined", "left", "exiting") else "starting"
         return RankState(
             rank=rank.worker.rank,
@@ -369,9 +270,9 @@ class Reader:
             stage_since=state.stage_since or self.started_at,
             heartbeat_at=state.heartbeat_at,
             ping_ok=rank.ping_ok if now - rank.answered_at < FRESH_S else None,
-            groups=recorder.twins(state.groups),
+            groups=groups,
             group_in_creation=state.group_in_creation,
-            collectives=rank.view.collectives,
+            collectives=rank.view.current(groups),
             collectives_at=rank.documents_at,
             lost_collectives=rank.view.lost,
             enqueued=enqueued,
@@ -389,7 +290,7 @@ class Reader:
             crash=rank.crash or state.crash,
         )
 
-    def _look_for_crash(self, rank: _Rank) -> None:
+    def _look_for_crash(self, rank: Tracked) -> None:
         """The rank's own account comes from the slot; files are read in a helper, they may lie on a hung file system."""
         if rank.slot is not None and rank.slot.state.crash is not None:
             rank.crash = rank.slot.state.crash
@@ -400,7 +301,3 @@ class Reader:
                 rank.crash_job.wait(0.05)
         if rank.crash_job is not None and rank.crash_job.done:
             rank.crash = rank.crash_job.value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -21,7 +21,7 @@ class RecorderView:
     def __init__(self) -> None:
         self.collectives: tuple[Collective, ...] = ()
         self.lost = 0
-        self._group_of: dict[tuple[str, int], str] = {}  # (recorder, pg_id) -> group name
+        self._group_of: dict[tuple[str, int], tuple[str, int]] = {}  # (recorder, pg_id) -> group name and generation, -1 for an older one
         self._newest: dict[str, int] = {}  # recorder -> last record_id
         self._open: dict[tuple[str, int, int, bool], float] = {}  # open at the read before -> when its timeout ends, unix seconds
         self._failed: set[tuple[str, int, int, bool]] = set()
@@ -39,8 +39,9 @@ class RecorderView:
             entries: list[Mapping[str, Any]] = [entry for entry in document.get("entries") or () if isinstance(entry, dict)]
             self._count_lost(recorder, entries)
             for entry in entries:
-                name = _name(entry)
-                self._group_of[recorder, _int(entry.get("pg_id"))] = name + _suffix(recorder, current.get(name))
+                group = current.get(_name(entry))
+                generation = 0 if group is None else -1 if _is_older(entry, group) else group.generation
+                self._group_of[recorder, _int(entry.get("pg_id"))] = (_name(entry) + _suffix(recorder, group), generation)
             timed = _timed(document)
             for entry in _newest_of_each(entries, current):
                 group = current.get(_name(entry))
@@ -59,28 +60,38 @@ class RecorderView:
         counts = _counts(status)
         enqueued: dict[str, int] = {}
         completed: dict[str, int] = {}
-        names = {group.name for group in groups}
+        generations = {group.name: group.generation for group in groups}
         unnamed = 0
         for pg_id in sorted(counts, key=_int):
-            name = self._group_of.get((recorder, _int(pg_id)))
-            if name is None and len(names) == 1 and len(counts) == 1:
-                name = next(iter(names))  # the usual job: one group, before its first full read
-            if name is None:
+            found = self._group_of.get((recorder, _int(pg_id)))
+            if found is None and len(counts) == 1 and list(generations.values()) == [0]:
+                found = (next(iter(generations)), 0)  # the usual job: one group, before its first full read
+            if found is None:
                 unnamed += 1
                 continue
+            name, generation = found
+            if generations.get(name, generation) != generation:
+                continue  # a group of that name that is gone is counted for ever
             enqueued[name] = max(0, _int(counts[pg_id].get("last_enqueued_collective")))
             completed[name] = max(0, _int(counts[pg_id].get("last_completed_collective")))
         if not unnamed:
-            for name in names:
+            for name in generations:
                 enqueued.setdefault(name, 0)
                 completed.setdefault(name, 0)
         return enqueued, completed
 
-    def entry_numbers(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The same two, from the entries of the last full read."""
+    def current(self, groups: Sequence[Group]) -> tuple[Collective, ...]:
+        """The entries of the last full read without those of groups that were made anew since."""
+        generations = {group.name: group.generation for group in groups}
+        if all(generations.get(collective.group, collective.generation) == collective.generation for collective in self.collectives):
+            return self.collectives
+        return tuple(collective for collective in self.collectives if generations.get(collective.group, collective.generation) == collective.generation)
+
+    def entry_numbers(self, groups: Sequence[Group]) -> tuple[dict[str, int], dict[str, int]]:
+        """({group: last enqueued}, {group: last completed}), from those entries."""
         enqueued: dict[str, int] = {}
         completed: dict[str, int] = {}
-        for collective in self.collectives:
+        for collective in self.current(groups):
             if collective.is_p2p:
                 continue
             enqueued[collective.group] = max(enqueued.get(collective.group, 0), collective.seq)
@@ -146,8 +157,7 @@ def _newest_of_each(entries: Sequence[Mapping[str, Any]], current: Mapping[str, 
     for entry in reversed(entries):
         name = _name(entry)
         group = current.get(name)
-        # A first generation has nothing before it; asking the clock there would only trust a clock that may be stepped.
-        if group is not None and group.generation and _int(entry.get("time_created_ns")) < group.created_wall_at * 1e9:
+        if group is not None and _is_older(entry, group):
             continue
         counts[name] = counts.get(name, 0) + 1
         if counts[name] <= KEEP_PER_GROUP:
@@ -169,6 +179,11 @@ def _counts(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _timed(document: Mapping[str, Any]) -> bool:
     """TORCH_NCCL_ENABLE_TIMING is on: without it no group ever counts a start."""
     return any(_int(counts.get("last_started_collective")) > 0 for counts in _counts(document).values())
+
+
+def _is_older(entry: Mapping[str, Any], group: Group) -> bool:
+    """The entry is of an earlier group of this name. A first generation has none before it, and no clock, which may be stepped, is asked."""
+    return group.generation > 0 and _int(entry.get("time_created_ns")) < group.created_wall_at * 1e9
 
 
 def _name(entry: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ def first_cause(status: Status) -> Incident | None:
 
 def _incident_rows(incident: Incident, status: Status, tails: Mapping[int, str]) -> list[str]:
     judged = incident.verdict
-    rows = [f"{judged.verdict.upper()}: {_line(judged.summary) or _line(judged.cause)}"]
+    rows = [f"{shown.worst(incident).upper()}: {_line(judged.summary) or _line(judged.cause)}"]
     who = []
     for rank in judged.culprit_ranks[:4]:
         host = f" on {incident.hosts[rank]}" if rank in incident.hosts else ""

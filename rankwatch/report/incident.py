@@ -26,6 +26,7 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
     """
     verdict = incident.verdict
     compiling = _compiling(incident, status)
+    shows_trouble = incident.closed_at is None or incident.final  # after a recovery the picture shows ranks that have moved on
     return {
         "schema": SCHEMA,
         "id": incident.id,
@@ -70,8 +71,8 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         "hosts": {str(rank): shown.one_line(host) for rank, host in sorted(incident.hosts.items())},
         "pids": {str(rank): pid for rank, pid in sorted(incident.pids.items())},
         "crash": {str(rank): _crash(crash) for rank, crash in _crashes(incident, status)},
-        "ranks": _ranks(incident, status),
-        "groups": groups(status, verdict),
+        "ranks": _ranks(incident, status) if shows_trouble else {},
+        "groups": groups(status, verdict) if shows_trouble else [],
         "recorder_files": lines(incident.recorder_files),
         "run": run(status),
     }

@@ -74,6 +74,7 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
         crashes=(doc.get("crash") or {}).items(),
         history=[(shown.utc(c.get("at")), c.get("verdict"), c.get("cause"), shown.short_ranks(c.get("culprit_ranks") or ())) for c in doc.get("history") or ()],
         closed=shown.utc(doc["closed_at"]) if doc.get("closed_at") is not None else "",
+        ends_recovered=text.ends_recovered(doc),
         run=doc.get("run") or {},
         command=" ".join((doc.get("run") or {}).get("command") or ()),
         size=text.size_words(doc.get("run") or {}),
@@ -103,6 +104,8 @@ def the_map(doc: Mapping[str, Any]) -> rank_map.RankMap | None:
     world_size = int((doc.get("run") or {}).get("world_size") or 0)
     rows = doc.get("ranks") or {}
     kinds: dict[str, list[int]] = {"collective_wait": list(doc.get("waiting_ranks") or ()), "no_report": list(doc.get("unknown_ranks") or ())}
+    if doc.get("cause") == "compiling":
+        kinds["compiling"] = list(doc.get("culprit_ranks") or ())
     for rank, row in rows.items():
         kinds.setdefault(str(row.get("phase", "other")), []).append(int(rank))
     titles = {int(rank): f"{str(row.get('phase', '')).replace('_', ' ')} {row.get('detail') or ''}".strip() for rank, row in rows.items()}
@@ -116,6 +119,9 @@ def clusters(doc: Mapping[str, Any]) -> list[tuple[int, str, str, str, bool]]:
     for rank, row in rows.items():
         phase, detail = str(row.get("phase", "?")), str(row.get("detail") or "")
         found.setdefault((bool(row.get("culprit")), phase, "" if phase == "running" else detail), []).append(int(rank))
+    lost = [rank for rank in doc.get("culprit_ranks") or () if str(rank) not in rows]
+    if lost:
+        found[(True, str(doc.get("cause") or "other"), str(doc.get("at") or ""))] = lost
     unseen = [rank for rank in doc.get("waiting_ranks") or () if str(rank) not in rows]
     if unseen:
         detail = text.group_words(doc["group"]).split(",")[0] if doc.get("group") else ""

@@ -207,9 +207,15 @@ def _history(doc: Mapping[str, Any]) -> list[str]:
         f"{shown.utc(c.get('at'), date=False)} {c.get('verdict')} ({c.get('cause')}) rank {shown.short_ranks(c.get('culprit_ranks') or ())}"
         for c in doc.get("history") or ()
     ]
-    if doc.get("closed_at") is not None:
+    if doc.get("closed_at") is not None and not ends_recovered(doc):
         rows.append(f"{shown.utc(doc['closed_at'], date=False)} recovered")
     return rows
+
+
+def ends_recovered(doc: Mapping[str, Any]) -> bool:
+    """Whether the history itself tells the end."""
+    history = list(doc.get("history") or ())
+    return bool(history) and history[-1].get("verdict") == "recovered"
 
 
 def _files(doc: Mapping[str, Any]) -> list[str]:

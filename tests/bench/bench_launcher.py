@@ -137,7 +137,14 @@ def main() -> None:
             one, two = ([getattr(times, key) for times in side] for side in (stock, mine))
             added = statistics.median(b - a for a, b in zip(one, two, strict=True))
             ratio = statistics.median(b / a for a, b in zip(one, two, strict=True))
-            rows.append((what, f"{statistics.median(one):.2f} s", f"{statistics.median(two):.2f} s", f"{added:+.2f} s (x {ratio:.3f})"))
+            rows.append(
+                (
+                    what,
+                    f"{statistics.median(one):.2f} s",
+                    f"{statistics.median(two):.2f} s",
+                    f"{added:+.2f} s (x {ratio:.3f}); quickest {min(two) - min(one):+.2f} s",
+                )
+            )
         for ranks in [int(word) for word in arguments.cpu_ranks.split(",") if word]:
             loads = []
             for name, launcher in (("stock", STOCK), ("ours", ours("run"))):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from one_rank import Node, printed, until
+from one_rank import Node, go_on, printed, until
 
 from rankwatch.wire import env
 
@@ -72,9 +71,7 @@ def test_a_child_with_a_world_of_its_own_is_not_the_rank(tmp_path: Path) -> None
         process = node.start(parent)
         early = printed(process)
         assert node.record("owner")["pid"] == early["pid"]
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        go_on(process)
         rank = printed(process)
         late = printed(process)
         assert (late["claimed"], late["agent"]) == (str(rank["pid"]), False)
@@ -181,10 +178,3 @@ def test_the_last_rank_removes_the_directory_of_a_dead_launcher(tmp_path: Path) 
         assert process.returncode == 0, err
         assert not folder.exists()
         folder.mkdir()
-
-
-def test_a_living_launcher_removes_its_own_directory(tmp_path: Path) -> None:
-    with Node(tmp_path) as node:
-        assert node.run(JOIN)[0] == 0
-        assert (tmp_path / env.slot_name(0)).exists()
-        assert os.getpid() == int(node.environ()[env.LAUNCHER_PID])

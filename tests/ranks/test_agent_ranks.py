@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from one_rank import Node, printed, until
+from one_rank import Node, go_on, printed, until
 
 from rankwatch.wire import env, layout
 
@@ -51,9 +51,7 @@ tell()
         assert live["reason"] == "0/0: tensor 'x' size mismatch at index 1. expected 32, actual 48"
         assert live["depth"] >= 3
         assert live["started_ns"] <= live["phase_ns"] <= time.monotonic_ns()
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        go_on(process)
         printed(process)
         assert node.threads() == []
         totals = node.record("compile")
@@ -99,12 +97,11 @@ def test_ddp_splits_and_steps(tmp_path: Path) -> None:
         + """
 train(1, 3)
 tell()
-sys.stdin.readline()
+torch._dynamo.reset()
 try:
     train(0.5, 1)
 except AssertionError as error:
     tell(error=str(error))
-sys.stdin.readline()
 torch._dynamo.reset()
 backend.calls = 10
 train(1, 4, compiled_step=True)
@@ -113,25 +110,17 @@ tell()
     )
     with Node(tmp_path) as node:
         process = node.start(code)
-        assert process.stdin is not None
-
-        def go_on() -> None:
-            process.stdin.write("\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-
         live = until(lambda: next((t for t in node.threads() if t["split"] == 2), None), process)
         assert (live["splits"], live["phase"], live["kind"]) == (3, "backend_compile", "forward")
         assert live["frame"].startswith("forward@script_0.py:")
-        go_on()
+        go_on(process)
         printed(process)
         record = node.record("ddp")
         assert (record["status"], record["splits"], record["mode"]) == ("split", 3, "ddp_optimizer")
         assert [bucket["bytes"] for bucket in record["buckets"]] == [1050624, 1050624, 1050624]
         assert node.record("steps")["count"] == 3
-        go_on()
         assert "First bucket should be smaller" in printed(process)["error"]
         assert (node.record("ddp")["status"], node.record("ddp")["failures"]) == ("init_failed", 1)
-        go_on()
         printed(process)
         assert node.record("steps")["count"] == 3 + 3  # a new optimizer's first step still belongs to the round before
         assert {probe: state["errors"] for probe, state in node.record("probes").items()} == dict.fromkeys(
@@ -167,11 +156,9 @@ for generation in range(2):
             for process in processes:
                 printed(process)
 
-        def go_on() -> None:
+        def both_go_on() -> None:
             for process in processes:
-                assert process.stdin is not None
-                process.stdin.write("\n")
-                process.stdin.flush()
+                go_on(process)
 
         for generation in range(2):
             both()
@@ -182,12 +169,12 @@ for generation in range(2):
                 shown = [(g["desc"], g["backend"], g["ranks"], g["timeout_s"], g["generation"]) for g in listed["groups"]]
                 sub = [("undefined", "gloo", "1", 33.0, generation)] if rank == 1 else []
                 assert shown == [("default_pg", "gloo", "0-1", 77.0, generation), *sub]
-            go_on()
+            both_go_on()
             both()
             for rank in range(2):
                 assert node.record("lifecycle", rank)["stage"] == "left"
                 assert node.record("groups", rank)["groups"] == []
-            go_on()
+            both_go_on()
         for process in processes:
             _out, err = process.communicate(timeout=30)
             assert process.returncode == 0, err
@@ -215,9 +202,7 @@ def test_a_rank_that_holds_the_gil_answers_and_its_heart_does_not_beat(tmp_path:
         until(lambda: node.record("heartbeat").get("pg_status"), process)
         first = beat()
         until(lambda: beat() > first, process)
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
+        go_on(process)
         until(lambda: time.monotonic_ns() - beat() > 2e9, process)
         entries = json.loads(node.ask("fr_trace_json"))["entries"]
         assert [entry["profiling_name"] for entry in entries] == ["gloo:all_reduce"]
@@ -232,7 +217,7 @@ def test_the_exception_that_ends_a_rank_is_kept_and_printed_as_ever(tmp_path: Pa
         assert "mine JSONDecodeError" in err
         lifecycle = node.record("lifecycle")
     assert lifecycle["stage"] == "exiting"
-    assert (lifecycle["exception"]["type"], lifecycle["exception"]["where"]) == ("json.decoder.JSONDecodeError", "script_0.py:6:load")
+    assert (lifecycle["exception"]["type"], lifecycle["exception"]["where"]) == ("json.decoder.JSONDecodeError", "script_0.py:7:load")
     assert lifecycle["exception"]["traceback"].rstrip().splitlines()[-1].startswith("json.decoder.JSONDecodeError")
 
 

@@ -174,4 +174,4 @@ def test_the_self_test_explains_a_refusal(start, tmp_path):
 
 
 def test_the_self_test_of_a_python_process_is_ok(start):
-    assert until(lambda pid=start(SLEEPER): StackCapture().self_test(pid)).reason == "ok"
+    assert StackCapture().self_test(start(SLEEPER)).reason == "ok"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -133,8 +134,19 @@ def until(what: Callable[[], Any], process: subprocess.Popen[str] | None = None,
         time.sleep(0.02)
 
 
-def printed(process: subprocess.Popen[str]) -> Mapping[str, Any]:
-    """The next line of the process's stdout, which is JSON."""
+def printed(process: subprocess.Popen[str], deadline_s: float = 60.0) -> Mapping[str, Any]:
+    """The next line of the process's stdout, which is JSON. AssertionError with its stderr when it ends or stays silent."""
     assert process.stdout is not None
-    line: Mapping[str, Any] = json.loads(process.stdout.readline())
-    return line
+    if not select.select([process.stdout], [], [], deadline_s)[0]:
+        process.kill()
+    line = process.stdout.readline()
+    assert line, f"it said nothing: {process.communicate()}"
+    answer: Mapping[str, Any] = json.loads(line)
+    return answer
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Let a process that reads a line of its stdin go on."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()

@@ -21,7 +21,12 @@ def test_torchelastics_error_file_gives_type_message_and_place(tmp_path):
     extra = {"py_callstack": TRACEBACK, "timestamp": "1796019780"}
     path.write_text(json.dumps({"message": {"message": "RuntimeError: stack expects a non-empty TensorList", "extraInfo": extra}}))
     crash = from_error_file(str(path))
-    assert (crash.type, crash.message, crash.where, crash.at_wall) == ("RuntimeError", "stack expects a non-empty TensorList", "data.py:7:load_batch", 1796019780.0)
+    assert (crash.type, crash.message, crash.where, crash.at_wall) == (
+        "RuntimeError",
+        "stack expects a non-empty TensorList",
+        "data.py:7:load_batch",
+        1796019780.0,
+    )
     assert crash.source == f"error file {path}"
 
 

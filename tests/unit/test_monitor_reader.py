@@ -90,7 +90,9 @@ class Rank:
     def join(self, backend="gloo", groups=1):
         self.put("owner", {"pid": PIDS[self.number], "start_ticks": 5, "state": "claimed", "torch": "2.13.0"})
         self.put("lifecycle", {"stage": "joined", "since_mono_ns": 1, "exception": None})
-        entries = [{"name": str(n), "desc": "d", "backend": backend, "ranks": "0-1", "timeout_s": 60, "generation": 0, "created_wall_ns": 0} for n in range(groups)]
+        entries = [
+            {"name": str(n), "desc": "d", "backend": backend, "ranks": "0-1", "timeout_s": 60, "generation": 0, "created_wall_ns": 0} for n in range(groups)
+        ]
         self.put("groups", {"creating": None, "groups": entries})
 
     def beat(self, at, enqueued, completed):

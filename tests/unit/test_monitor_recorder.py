@@ -31,7 +31,8 @@ def entry(seq, pg_id=0, name="0", retired=False, state="scheduled", created=WALL
 def status(**counts):
     return {
         "pg_status": {
-            pg.removeprefix("pg"): {"last_enqueued_collective": str(a), "last_started_collective": "-1", "last_completed_collective": str(b)} for pg, (a, b) in counts.items()
+            pg.removeprefix("pg"): {"last_enqueued_collective": str(a), "last_started_collective": "-1", "last_completed_collective": str(b)}
+            for pg, (a, b) in counts.items()
         }
     }
 
@@ -61,6 +62,17 @@ def test_only_the_current_generation_of_a_group_counts():
     view.take({GENERIC: {"entries": [entry(7, retired=True), entry(1, pg_id=1, created=WALL + 11)]}}, (again,), WALL + 12)
     assert [(c.generation, c.seq) for c in view.collectives] == [(1, 1)]
     assert view.numbers(GENERIC, status(pg0=(7, 7), pg1=(1, 0)), (again,)) == ({"0": 1}, {"0": 0})
+
+
+def test_numbers_of_a_group_that_is_gone_are_not_those_of_its_successor():
+    view = RecorderView()
+    view.take({GENERIC: {"entries": [entry(7, retired=True)]}}, (DEFAULT,), WALL)
+    again = Group("0", "default_pg", "gloo", (0, 1), 1800.0, generation=1, created_wall_at=WALL + 10)
+    assert view.current((again,)) == ()
+    assert view.entry_numbers((again,)) == ({}, {})
+    assert view.numbers(GENERIC, status(pg0=(7, 7)), (again,)) == ({"0": 0}, {"0": 0})
+    assert view.numbers(GENERIC, status(pg0=(7, 7), pg1=(1, 0)), (again,)) == ({}, {})
+    assert RecorderView().numbers(GENERIC, status(pg0=(7, 7)), (again,)) == ({}, {})
 
 
 def test_a_stepped_clock_does_not_hide_the_entries_of_a_first_generation():
@@ -106,7 +118,7 @@ def test_only_the_newest_entries_of_each_group_are_kept():
     rare = [entry(1, pg_id=1, name="1", record_id=0)]
     view.take({GENERIC: {"entries": rare + [entry(n) for n in range(2, 500)]}}, (DEFAULT,), WALL)
     assert len(view.collectives) == KEEP_PER_GROUP + 1
-    assert view.entry_numbers()[0] == {"0": 499, "1": 1}
+    assert view.entry_numbers((DEFAULT,))[0] == {"0": 499, "1": 1}
 
 
 def test_an_operation_that_gloo_retires_at_its_timeout_did_not_complete():
@@ -124,12 +136,18 @@ def test_gloo_beside_nccl_in_one_group_is_a_group_of_its_own():
     assert twins((DEFAULT,)) == (DEFAULT,)
     view = RecorderView()
     view.take({GENERIC: {"entries": [entry(2)]}, NCCL: {"entries": [entry(9, op="nccl:all_reduce")]}}, (both,), WALL)
-    assert view.entry_numbers()[0] == {"0:gloo": 2, "0": 9}
+    assert view.entry_numbers((DEFAULT,))[0] == {"0:gloo": 2, "0": 9}
 
 
 def test_odd_documents_raise_nothing():
     view = RecorderView()
-    for document in ({}, {"entries": None}, {"entries": [7, None, {}]}, {"pg_status": [1]}, {"entries": [entry(1, process_group=None, input_sizes="x", timeout_ms="y")]}):
+    for document in (
+        {},
+        {"entries": None},
+        {"entries": [7, None, {}]},
+        {"pg_status": [1]},
+        {"entries": [entry(1, process_group=None, input_sizes="x", timeout_ms="y")]},
+    ):
         view.take({GENERIC: document, NCCL: document}, (DEFAULT,), WALL)
         view.numbers(GENERIC, document, (DEFAULT,))
         view.names_all(GENERIC, document)

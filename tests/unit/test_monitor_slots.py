@@ -55,7 +55,12 @@ def test_every_record_reaches_the_state(tmp_path):
     slot.put("probes", {"compile": {"status": "armed", "detail": "", "errors": 0}})
     slot.put(
         "groups",
-        {"creating": "2", "groups": [{"name": "0", "desc": "default_pg", "backend": "gloo", "ranks": "0-2,5", "timeout_s": 1800, "generation": 1, "created_wall_ns": 7_000_000_000}]},
+        {
+            "creating": "2",
+            "groups": [
+                {"name": "0", "desc": "default_pg", "backend": "gloo", "ranks": "0-2,5", "timeout_s": 1800, "generation": 1, "created_wall_ns": 7_000_000_000}
+            ],
+        },
     )
     slot.put("heartbeat", {"pg_status": {"0": {"last_enqueued_collective": "4"}}}, mono_ns=6_250_000_000)
     slot.put("steps", {"count": 12, "last_mono_ns": 5_500_000_000, "last_s": 0.25, "explicit": False})
@@ -73,7 +78,9 @@ def test_every_record_reaches_the_state(tmp_path):
     assert (state.steps, state.last_step_at, state.step_s) == (12, 5.5, 0.25)
     assert (state.compile_totals, state.ddp, state.cudagraph) == ({"frames": 3}, {"buckets": 2}, {"recordings": 1})
     assert state.compiling == (
-        CompileActivity("1/0", "forward", "forward@model.py:31", "backend", "backend_compile", 2.0, 3.0, recompile_reason="size changed", split=2, splits=3, detail="x"),
+        CompileActivity(
+            "1/0", "forward", "forward@model.py:31", "backend", "backend_compile", 2.0, 3.0, recompile_reason="size changed", split=2, splits=3, detail="x"
+        ),
     )
 
 
@@ -88,7 +95,9 @@ def test_a_compile_that_ends_leaves_the_state(tmp_path):
 
 def test_the_exception_of_a_rank_is_a_crash(tmp_path):
     slot = Slot(tmp_path / "s")
-    slot.put("lifecycle", {"stage": "exiting", "since_mono_ns": 1, "exception": {"type": "ValueError", "message": "bad", "where": "t.py:3:f", "traceback": "..."}})
+    slot.put(
+        "lifecycle", {"stage": "exiting", "since_mono_ns": 1, "exception": {"type": "ValueError", "message": "bad", "where": "t.py:3:f", "traceback": "..."}}
+    )
     crash = SlotReader(slot.path).read().crash
     assert (crash.type, crash.message, crash.where) == ("ValueError", "bad", "t.py:3:f")
 
@@ -133,7 +142,19 @@ def test_no_bytes_raise(tmp_path):
         slot.bytes[layout.HEADER_BYTES :] = dice.randbytes(layout.SLOT_BYTES - layout.HEADER_BYTES)
         slot.save()
         reader.read()
-    payloads = [b"[]", b"null", b'"x"', b"{", b'{"groups": 7}', b'{"groups": [{"ranks": "a-b"}]}', b'{"count": "x"}', b'{"exception": []}', b"[" * 2000, b"\xff", b'{"pg_status": [1]}']
+    payloads = [
+        b"[]",
+        b"null",
+        b'"x"',
+        b"{",
+        b'{"groups": 7}',
+        b'{"groups": [{"ranks": "a-b"}]}',
+        b'{"count": "x"}',
+        b'{"exception": []}',
+        b"[" * 2000,
+        b"\xff",
+        b'{"pg_status": [1]}',
+    ]
     for payload in payloads:
         for name in layout.JSON_RECORDS:
             if len(payload) <= layout.RECORDS[name].payload_bytes:

@@ -7,7 +7,7 @@ import math
 import build_status
 import pytest
 
-from rankwatch.model import Crash, Frame, Incident, Stack, StackGroup, Status, Thread, Verdict
+from rankwatch.model import Change, Crash, Frame, Incident, Stack, StackGroup, Status, Thread, Verdict
 from rankwatch.report import incident, markdown, page, run, state, status, text
 
 CONTRACT = {
@@ -228,3 +228,23 @@ def test_the_revision_changes_when_there_is_something_new_to_draw():
 )
 def test_the_headline(picture, headline):
     assert state.to_json(picture)["headline"] == headline
+
+
+def test_a_recovered_incident_keeps_who_waited_and_shows_no_rank_that_has_moved_on():
+    over = dataclasses.replace(
+        build_status.stuck_incident(),
+        verdict=build_status.stuck_verdict(verdict="recovered"),
+        history=(*build_status.stuck_incident().history, Change(build_status.WALL, "recovered", "not_entered", (1,))),
+        closed_at=build_status.NOW,
+        closed_wall_at=build_status.WALL,
+    )
+    document = check(incident.to_json(over, build_status.healthy_status(closed_incidents=(over,))))
+    assert (document["ranks"], document["groups"]) == ({}, [])
+    assert page.clusters(document) == [
+        (1, "1", "not_entered", "train.py:31:load_batch", True),
+        (7, "0,2-7", "collective_wait", "all_reduce seq 26 of default_pg", False),
+    ]
+    assert text.render(document).count("recovered (not_entered)") == 1
+    assert "no: it is over" in page.render(document)
+    ended = incident.to_json(dataclasses.replace(over, final=True), build_status.stuck_status())
+    assert ended["ranks"]["1"]["culprit"] is True

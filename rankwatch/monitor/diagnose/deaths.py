@@ -47,13 +47,14 @@ class Judged:
 def observe(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> dict[int, Death]:
     """Every death seen in this attempt. The first sight fixes its time, unless the process record tells it better."""
     deaths = dict(state.deaths)
+    overdue = {rank for (rank, _, _), wait in state.opens.items() if wait.deadline is not None and snapshot.now >= wait.deadline - 1.0}
     for rank in ranks.values():
         process = rank.process
         if rank.rank in deaths or process is None or process.exit_code is None:
             continue
         at = process.exited_at if process.exited_at is not None else snapshot.now
         before = state.ending_at is not None and process.exited_at is not None and process.exited_at < state.ending_at - 0.1
-        deaths[rank.rank] = Death(rank.rank, process.exit_code, at, snapshot.now, bool(snapshot.ending) and not before)
+        deaths[rank.rank] = Death(rank.rank, process.exit_code, at, snapshot.now, bool(snapshot.ending) and not before, rank.rank in overdue)
     return deaths
 
 
@@ -64,18 +65,18 @@ def planned_end(snapshot: JobSnapshot, deaths: Mapping[int, Death]) -> bool:
     return not _AFTER_FAILURE.search(snapshot.ending)
 
 
-def is_victim(rank: RankState, death: Death, overdue: bool) -> bool:
-    """overdue: the rank sat in a collective whose timeout had passed."""
+def is_victim(rank: RankState, death: Death) -> bool:
+    """Whether it only followed: it lost a peer, or its own collective timed out."""
     crash = rank.crash
     if crash is not None:
         text = f"{crash.type}: {crash.message}"
         if _LOST_PEER.search(text):
             # a plain ConnectionResetError in the job's own download code is no lost peer
             return bool(_TORCH_COMM.search(text) or _TORCH_COMM.search(crash.traceback)) or crash.type in ("RuntimeError", "torch.AcceleratorError")
-    return overdue and signal_name(death.code) in ("SIGABRT", "SIGTERM", "")
+    return death.overdue and signal_name(death.code) in ("SIGABRT", "SIGTERM", "")
 
 
-def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], deaths: Mapping[int, Death], overdue: frozenset[int], key: str) -> Judged:
+def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], deaths: Mapping[int, Death], key: str) -> Judged:
     """The first cause among the deaths. Once named for sure it stays; called on every look, also while the job is being ended."""
     if state.failure is not None and not state.failure_weak:
         return Judged(state.failure)
@@ -93,7 +94,7 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
         )
         if name in _PLANNED or stopped:
             planned[rank] = death  # asked for, or torchrun's own stop of the workers
-        elif is_victim(ranks[rank], death, rank in overdue):
+        elif is_victim(ranks[rank], death):
             victims[rank] = death
         else:
             firsts[rank] = death
@@ -108,13 +109,13 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
                 same.append(other.rank)
         return Judged(_verdict(finding, tuple(sorted(same)), first.at, snapshot, ranks, bad, key))
     if victims:
-        return _of_victims(state, snapshot, ranks, deaths, victims, bad, overdue, key)
+        return _of_victims(state, snapshot, ranks, deaths, victims, bad, key)
     return _terminated(state, snapshot, ranks, planned, bad, key)
 
 
 def _of_victims(
     state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], deaths: Mapping[int, Death], victims: Mapping[int, Death],
-    bad: Mapping[int, Death], overdue: frozenset[int], key: str,
+    bad: Mapping[int, Death], key: str,
 ) -> Judged:  # fmt: skip
     start = min(death.at for death in victims.values())
     mates = {mate for rank in victims for group in ranks[rank].groups for mate in group.ranks}
@@ -127,7 +128,8 @@ def _of_victims(
             finding, cause="exited", domain="user_code", says="it ended with exit code 0 while its peers were still in their collectives", limit="at_once"
         )
         return Judged(_verdict(finding, named, last, snapshot, ranks, bad, key))
-    if overdue or any(trouble.verdict is not None for trouble in state.troubles) or state.frozen:
+    hung = [verdict for trouble in state.troubles if (verdict := trouble.verdict) is not None and verdict.verdict in ("stuck", "timeout_imminent")]
+    if any(death.overdue for death in victims.values()) or state.frozen or any({*each.culprit_ranks, *each.waiting_ranks} & set(victims) for each in hung):
         return Judged(None)  # they died of a hang that has its own verdict
     unseen = snapshot.world_size - len(ranks)
     settled = snapshot.final or snapshot.now - start >= 3.0

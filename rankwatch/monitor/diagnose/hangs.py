@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Optional
 
 from rankwatch.model import Cause, Confidence, Domain, JobSnapshot, RankState, Verdict, VerdictName
 from rankwatch.monitor.diagnose import causes, frames, mismatch, words
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-Clock = tuple[float, Optional[float], bool, float, str]  # since, timeout, first collective, notice, kind of the wait
+Clock = tuple[float, float | None, bool, float, str]  # since, timeout, first collective, notice, kind of the wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def rule(hang: Hang, waits: Sequence[Wait], trouble: Trouble | None, scene: Scen
 
 def clocks(hang: Hang, waits: Sequence[Wait]) -> list[Clock]:
     """The clocks that run in a hang: each group has its own timeout, and the first that is due decides. At most 64, shortest first."""
-    found = {(each.since, each.timeout_s, each.first, each.notice_s, each.kind) for each in (waits[index] for index in hang.waits)}
+    found: set[Clock] = {(each.since, each.timeout_s, each.first, each.notice_s, each.kind) for each in (waits[index] for index in hang.waits)}
     return sorted(found, key=lambda clock: (clock[1] or 1e9, clock[0]))[:64]
 
 
@@ -253,7 +252,11 @@ def _deadlock(hang: Hang, waits: Sequence[Wait], wait: Wait, scene: Scene) -> Pi
         stacks += sample is not None
         if sample is not None and (line := frames.where(sample.main)):
             evidence.append(f"rank {rank} is in {line}")
-    ready = stacks == min(8, len(hang.cycle)) or scene.age(wait.since) >= scene.limits.stack_s
+    waited = scene.age(wait.since)
+    ready = stacks == min(8, len(hang.cycle)) or waited >= scene.limits.stack_s
+    if any("nccl" in waits[index].backend for index in hang.waits):  # only CPU tells a waiter from the holder of a handle
+        looked = [rank for rank in hang.cycle if (watch := scene.state.watches.get(rank)) is not None and watch.looks]
+        ready = len(looked) == len(hang.cycle) or waited >= 3 * scene.limits.stack_s
     mark = ("cycle", hang.cycle) if ready else ("cycle", "reading", scene.now)
     says = "groups wait for each other: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
     return Picture("stuck", "group_order_deadlock", "user_code", hang.cycle, wait, says, evidence=tuple(evidence), mark=mark)

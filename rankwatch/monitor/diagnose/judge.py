@@ -9,7 +9,7 @@ from rankwatch.monitor.diagnose import causes, deaths, graph, hangs, idle, laten
 from rankwatch.monitor.diagnose import frames as stack_frames
 from rankwatch.monitor.diagnose.graph import Hang
 from rankwatch.monitor.diagnose.hangs import Scene
-from rankwatch.monitor.diagnose.state import Open, State, Trouble, Watch, age
+from rankwatch.monitor.diagnose.state import State, Trouble, Watch, age
 from rankwatch.monitor.diagnose.views import alive, build, fresh_ranks
 from rankwatch.monitor.diagnose.waits import Wait
 from rankwatch.monitor.policy import Limits
@@ -59,8 +59,8 @@ def _running(
     starting, sights = waits.startup_waits(ranks, snapshot, state, limits)
     entered, all_in = waits.collective_waits(views, opens, state, now, limits)
     found = [*entered, *starting]
-    troubles_found = _resolve(found, ranks, state)
-    state = replace(state, startups={**sights, **all_in}, watches=_watches(state, troubles_found, found, ranks, now, limits))
+    troubles_found, in_cycles = _resolve(found, ranks, state)
+    state = replace(state, startups={**sights, **all_in}, watches=_watches(state, troubles_found, in_cycles, found, ranks, now, limits))
     scene = Scene(state, snapshot, ranks, limits)
     state, cases = _rule(state, troubles_found, found, scene)
     scene = replace(scene, state=state)
@@ -114,13 +114,14 @@ def _letters(state: State, ranks: Mapping[int, RankState], now: float) -> dict[i
 # -- hangs -----------------------------------------------------------------------------------------------------------------
 
 
-def _resolve(found: Sequence[Wait], ranks: Mapping[int, RankState], state: State) -> list[Hang]:
-    """The hangs behind the waits. A cycle counts only as far as its ranks really sit in their waits."""
+def _resolve(found: Sequence[Wait], ranks: Mapping[int, RankState], state: State) -> tuple[list[Hang], frozenset[int]]:
+    """The hangs behind the waits, and the ranks to watch for it: a cycle counts only as far as its ranks really sit in their waits."""
     result = graph.hangs(found, lambda rank, _wait: alive(ranks[rank]))
+    in_cycles = frozenset(rank for hang in result for rank in hang.cycle)
     loose = {rank for hang in result for rank in _not_blocked(hang, found, ranks, state)}
     if loose:
         result = graph.hangs(found, lambda rank, _wait: alive(ranks[rank]) and rank not in loose)
-    return result
+    return result, in_cycles
 
 
 def _not_blocked(hang: Hang, found: Sequence[Wait], ranks: Mapping[int, RankState], state: State) -> list[int]:
@@ -128,8 +129,9 @@ def _not_blocked(hang: Hang, found: Sequence[Wait], ranks: Mapping[int, RankStat
     if not hang.cycle:
         return []
     since = min(found[index].since for index in hang.waits)
+    nccl = any("nccl" in found[index].backend for index in hang.waits)
     sits = {rank: stack_frames.blocked(causes.fresh_stack(ranks[rank], since)) for rank in hang.cycle}
-    if any(sits.values()):
+    if any(sits.values()) and not nccl:  # an NCCL waiter sits in a stream wait that Python frames do not show
         loose = [rank for rank, blocked in sits.items() if blocked is False]
         return loose if len(loose) < len(hang.cycle) else []
     busy = {rank: watch.busy_ratio for rank in hang.cycle if (watch := state.watches.get(rank)) is not None and watch.busy_ratio is not None}
@@ -138,8 +140,10 @@ def _not_blocked(hang: Hang, found: Sequence[Wait], ranks: Mapping[int, RankStat
     return []
 
 
-def _watches(state: State, troubles: Sequence[Hang], found: Sequence[Wait], ranks: Mapping[int, RankState], now: float, limits: Limits) -> dict[int, Watch]:
-    """Suspects and compiling ranks are watched; a watch outlives its wait by a few seconds only."""
+def _watches(
+    state: State, troubles: Sequence[Hang], in_cycles: frozenset[int], found: Sequence[Wait], ranks: Mapping[int, RankState], now: float, limits: Limits
+) -> dict[int, Watch]:
+    """Suspects, ranks of a cycle and compiling ranks are watched, and only as long as they are that."""
     due: dict[int, tuple[float, float]] = {}  # rank -> start of the wait, length of a look
     for state_ in ranks.values():
         if state_.compiling or state_.compile_witness:
@@ -150,6 +154,9 @@ def _watches(state: State, troubles: Sequence[Hang], found: Sequence[Wait], rank
         for rank in (*hang.roots, *hang.cycle):
             old = due.get(rank)
             due[rank] = (0.0 if old else wait.since, min(look, old[1]) if old else look)
+    for rank in in_cycles:  # spinning or idle is all that is asked of a cycle
+        old = due.get(rank)
+        due[rank] = (old[0] if old else min((wait.since for wait in found if rank in wait.waiters), default=0.0), 2.0)
     if state.idle_since is not None and now - state.idle_since > limits.idle_min_s / 2 and not found:
         for rank in sorted(ranks)[: limits.max_stacks]:
             due.setdefault(rank, (0.0, limits.look_s))
@@ -191,15 +198,10 @@ def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: 
 # -- ends ------------------------------------------------------------------------------------------------------------------
 
 
-def _overdue(opens: Mapping[tuple[int, str, int], Open], now: float) -> frozenset[int]:
-    """Ranks whose own watchdog was due when they were last seen in their collective."""
-    return frozenset(rank for (rank, _, _), wait in opens.items() if wait.deadline is not None and now >= wait.deadline - 1.0)
-
-
 def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> State:
     if state.failure is not None and not state.failure_weak:
         return state
-    judged = deaths.judge(state, snapshot, ranks, state.deaths, _overdue(state.opens, snapshot.now), f"a{snapshot.attempt}-death")
+    judged = deaths.judge(state, snapshot, ranks, state.deaths, f"a{snapshot.attempt}-death")
     if judged.verdict is None:
         return state
     culprits = set(judged.verdict.culprit_ranks)

@@ -59,13 +59,17 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended. at: when, as well as it is known. planned: after an end that somebody asked for had begun."""
+    """A rank that ended. at: when, as well as it is known. after_ending: first seen when the job's end had begun.
+
+    overdue: it sat in a collective whose own timeout had passed, as its watchdog's abort looks.
+    """
 
     rank: int
     code: int
     at: float
     seen_at: float
     after_ending: bool
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

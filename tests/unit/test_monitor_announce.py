@@ -1,0 +1,116 @@
+"""When which line is said."""
+
+import dataclasses
+import io
+import threading
+
+from rankwatch.model import Incident, IncidentChange, JobInfo, JobSnapshot, NodeReport, Process, RankState, Status, Verdict
+from rankwatch.monitor.announce import Announcer
+
+JOB = JobInfo("j", "/run", ("rankwatch",), "host", 2, 1, 0, {}, {}, 1000.0)
+
+
+def status(now, *ranks, incidents=()):
+    snapshot = JobSnapshot(now, 1000.0 + now, 2, 0, (NodeReport("host", ranks),), started_at=100.0)
+    return Status(JOB, snapshot, open_incidents=tuple(incidents))
+
+
+def rank(number, **fields):
+    return RankState(number, process=Process(number + 1, alive=True), **fields)
+
+
+def incident(opened_at, closed_at=None):
+    verdict = Verdict("k", "slow" if closed_at is None else "recovered", "not_entered", "user_code", (1,), (0,), opened_at - 5, "rank 1 is late")
+    return Incident("i-1", verdict, opened_at, 1000.0, 1000.0, (), closed_at=closed_at, closed_wall_at=closed_at)
+
+
+class Said:
+    def __init__(self):
+        self.out = io.StringIO()
+        self.announcer = Announcer(self.out)
+
+    def lines(self):
+        assert self.announcer.flush(10)
+        text = self.out.getvalue()
+        self.out.seek(0)
+        self.out.truncate()
+        return text.splitlines()
+
+
+def test_the_first_line_waits_until_everything_is_known_and_comes_once():
+    said = Said()
+    said.announcer.look(status(101, rank(0), rank(1)), settled=False)
+    assert said.lines() == []
+    said.announcer.look(status(102, rank(0), rank(1)), settled=True)
+    said.announcer.look(status(103, rank(0), rank(1)), settled=True)
+    assert [line.split(";")[0] for line in said.lines()] == ["[rankwatch] 0.1.0 watching 2 ranks on 1 node"]
+
+
+def test_the_second_line_comes_when_the_last_rank_steps_and_names_it():
+    said = Said()
+    said.announcer.look(status(110, rank(0, steps=1, last_step_at=110.0), rank(1)), settled=True)
+    said.lines()
+    said.announcer.look(status(119, rank(0, steps=5, last_step_at=118.0), rank(1, steps=1, last_step_at=119.0)), settled=True)
+    said.announcer.look(status(120, rank(0, steps=6), rank(1, steps=2)), settled=True)
+    assert said.lines() == ["[rankwatch] all 2 ranks stepping after 19 s (slowest rank 1, +9 s)"]
+
+
+def test_a_job_without_optimizer_steps_by_its_collectives():
+    said = Said()
+    said.announcer.look(status(110, rank(0, completed={"0": 3}), rank(1, completed={"0": 20})), settled=True)
+    assert len(said.lines()) == 1
+    said.announcer.look(status(111, rank(0, completed={"0": 20}), rank(1, completed={"0": 20})), settled=True)
+    assert "stepping after 11 s" in said.lines()[0]
+
+
+def test_a_verdict_is_repeated_after_one_five_and_fifteen_minutes():
+    said = Said()
+    one = incident(200.0)
+    said.announcer.changed(IncidentChange("opened", one), status(200, rank(0), rank(1), incidents=(one,)))
+    assert [" SLOW rank=1 " in line for line in said.lines()] == [False, True]
+    spoken = []
+    for now in range(200, 3000):
+        said.announcer.look(status(now, rank(0), rank(1), incidents=(one,)), settled=True)
+        if said.lines():
+            spoken.append(now - 200)
+    assert spoken == [60, 300, 900, 1800, 2700]
+
+
+def test_the_end_of_an_incident_is_said():
+    said = Said()
+    said.announcer.changed(IncidentChange("closed", incident(200.0, closed_at=230.0)), status(230, rank(0), rank(1)))
+    assert " RECOVERED rank=1 " in said.lines()[-1]
+
+
+def test_a_blind_rank_is_said_once_after_thirty_seconds_and_only_while_it_lives():
+    said = Said()
+    blind = rank(1, agent="silent", agent_detail="why")
+    dead = dataclasses.replace(rank(0, agent="silent"), process=Process(1, alive=False))
+    for now in (129, 130.5, 131):
+        said.announcer.look(status(now, dead, blind), settled=False)
+    assert said.lines() == ["[rankwatch] BLIND rank=1: agent did not load (why); only its stacks and its exit are watched"]
+
+
+def test_a_pipe_that_nobody_reads_blocks_no_caller():
+    gate = threading.Event()
+
+    class Pipe(io.StringIO):
+        def write(self, text):
+            gate.wait(20)
+            return super().write(text)
+
+    announcer = Announcer(Pipe())
+    for _ in range(3000):
+        announcer.notice("x")
+    assert announcer.dropped > 0
+    assert announcer.flush(0.05) is False
+    gate.set()
+
+
+def test_a_closed_stderr_is_survived():
+    out = io.StringIO()
+    out.close()
+    announcer = Announcer(out)
+    announcer.notice("x")
+    assert announcer.flush(10)
+    assert announcer.dropped == 1

@@ -1,0 +1,246 @@
+"""The loop's wiring: a reader that the test feeds, everything behind it real. No process, no torch."""
+
+import dataclasses
+import io
+import json
+import os
+import threading
+import time
+
+import pytest
+
+from rankwatch.config import Options
+from rankwatch.model import Collective, Group, JobInfo, NodeReport, Process, RankState
+from rankwatch.monitor import loop
+from rankwatch.monitor.loop import Monitor
+from rankwatch.monitor.policy import Limits
+from rankwatch.monitor.workers import Worker, Workers
+
+WORKERS = Workers(0, 0, 2, 1, "host", None, "", (Worker(0, 0, 2_000_000_100), Worker(1, 1, 2_000_000_101)))
+GROUP = Group("0", "default_pg", "gloo", (0, 1), 1800.0)
+
+
+def until(condition, deadline_s=10.0):
+    end = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "condition not met in time"
+        time.sleep(0.01)
+    return found
+
+
+class FakeReader:
+    """Reports what the test has put into `ranks`."""
+
+    ranks = ()
+    made = []
+
+    def __init__(self, workers):
+        self.workers = workers
+        self.started_at = time.monotonic()
+        self.calls = []
+        self.exits = {}
+        self.closed = False
+        FakeReader.made.append(self)
+
+    def read(self, wants=(), urgent=False, final=False):
+        self.calls.append((urgent, final))
+        now = time.monotonic()
+        return NodeReport("host", tuple(dataclasses.replace(rank, heartbeat_at=now) if rank.process.alive else rank for rank in FakeReader.ranks))
+
+    def exited(self, exits):
+        self.exits.update(exits)
+        FakeReader.ranks = tuple(
+            dataclasses.replace(rank, process=Process(rank.process.pid, alive=False, exit_code=exits[rank.rank], exited_at=time.monotonic()))
+            if rank.rank in exits
+            else rank
+            for rank in FakeReader.ranks
+        )
+
+    def exited_pid(self, pid, code):
+        pass
+
+    def raw_recorders(self, ranks):
+        return {rank: {"fr_trace_json": b'{"entries":[]}'} for rank in ranks}
+
+    def take_events(self):
+        return [{"kind": "compiled", "wall_ns": 1_000_000_000, "rank": 1, "frame": "f"}] if len(self.calls) == 1 else []
+
+    def pids(self):
+        return {}
+
+    def socket_of(self, number):
+        return ""
+
+    def close(self):
+        self.closed = True
+
+
+def rank(number, enqueued=10, completed=10, **fields):
+    collectives = tuple(
+        Collective("0", 0, seq, "all_reduce", ((4,),), ((4,),), ("Float",), time.time(), 1800.0, done=seq <= completed)
+        for seq in range(max(1, enqueued - 5), enqueued + 1)
+    )
+    process = Process(2_000_000_100 + number, alive=True, state="S", cpu_s=1.0, tree_cpu_s=1.0)
+    known = {"enqueued": {"0": enqueued}, "completed": {"0": completed}, "groups": (GROUP,), "collectives": collectives, "collectives_at": time.monotonic()}
+    return RankState(number, number, "host", process=process, steps=30, last_step_at=time.monotonic(), **{**known, **fields})
+
+
+@pytest.fixture
+def monitor(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "Reader", FakeReader)
+    FakeReader.ranks, FakeReader.made = (rank(0), rank(1)), []
+    job = JobInfo("job", str(tmp_path), ("rankwatch", "torchrun", "x.py"), "host", 2, 1, 0, {"rankwatch": "0"}, {}, time.time())
+    out = io.StringIO()
+    made = Monitor(Options(listen="off"), job, Limits.from_options(None, {}), out)
+    made.out, made.run_dir = out, tmp_path
+    yield made
+    made._running = False
+    made._exits.close()
+
+
+def events(monitor):
+    assert monitor._writer.flush(10)
+    return [json.loads(line) for line in (monitor.run_dir / "events.jsonl").read_text().splitlines()]
+
+
+def said(monitor):
+    assert monitor._announcer.flush(10)
+    return monitor.out.getvalue().splitlines()
+
+
+def test_a_look_publishes_a_status_and_logs_the_ranks_events(monitor):
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    assert monitor.status.snapshot.world_size == 2
+    assert monitor.status.health.polls == 1
+    assert monitor.status.state == "running"
+    assert [event["event"] for event in events(monitor)] == ["workers_started", "compiled"]
+    assert events(monitor)[1] == {"at": 1.0, "event": "compiled", "rank": 1, "frame": "f"}
+    assert json.loads((monitor.run_dir / "run.json").read_text())["world_size"] == 2
+
+
+def test_the_gap_between_looks_is_measured(monitor):
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    assert monitor.status.snapshot.gap_s == 0.0
+    monitor._looked_at -= 100
+    monitor._tick()
+    assert 100 <= monitor.status.snapshot.gap_s < 110
+
+
+def test_a_failure_is_judged_written_and_told_before_the_call_returns(monitor):
+    monitor.start()
+    monitor.workers_started(WORKERS)
+    until(lambda: monitor.status.health.polls >= 2)
+    FakeReader.ranks = (rank(0, enqueued=11), rank(1))
+    monitor.workers_failing({1: -9}, 5.0)
+    assert FakeReader.made[0].exits == {1: -9}
+    assert (True, False) in FakeReader.made[0].calls
+    incident = monitor.status.open_incidents[0]
+    assert (incident.verdict.verdict, incident.verdict.cause, incident.verdict.culprit_ranks) == ("failed", "killed", (1,))
+    place = monitor.run_dir / "incidents" / incident.id
+    assert sorted(os.listdir(place)) == ["fr", "incident.json", "index.html", "report.txt"]
+    assert json.loads((place / "incident.json").read_text())["verdict"] == "failed"
+    monitor.ending("torchrun stops the workers after rank 1 failed")
+    monitor.workers_stopped("torchrun stops the workers after rank 1 failed")
+    monitor.stop(1)
+    lines = monitor.out.getvalue().splitlines()
+    assert sum(" FAILED rank=1 " in line for line in lines) == 1
+    assert any("FAILED: rank 1" in line for line in lines)
+    assert json.loads((monitor.run_dir / "run.json").read_text())["exit_code"] == 1
+    assert monitor.status.state == "failed"
+
+
+def test_an_end_that_was_planned_blames_nobody(monitor):
+    monitor.start()
+    monitor.workers_started(WORKERS)
+    until(lambda: monitor.status.health.polls >= 1)
+    monitor.ending("SIGINT to the launcher")
+    monitor.workers_failing({0: -2, 1: -2}, 5.0)
+    monitor.stop(1)
+    assert monitor.status.open_incidents == ()
+    assert not any("FAILED" in line for line in monitor.out.getvalue().splitlines())
+
+
+def test_stop_after_success_is_quick_and_says_the_last_line(monitor):
+    monitor.start()
+    monitor.workers_started(WORKERS)
+    until(lambda: monitor.status.health.polls >= 1)
+    began = time.monotonic()
+    monitor.stop(0)
+    assert time.monotonic() - began < 2.0
+    assert FakeReader.made[0].calls[-1] == (False, True)
+    assert monitor.out.getvalue().splitlines()[-1].startswith("[rankwatch] done ")
+    assert monitor.status.state == "done"
+
+
+def test_a_fault_of_ours_is_counted_said_once_and_ends_nothing(monitor, monkeypatch):
+    monitor._take_workers(WORKERS)
+    monkeypatch.setattr(FakeReader, "read", lambda self, *how: 1 / 0)
+    for _ in range(3):
+        monitor._guarded(monitor._tick)
+    assert monitor.status.health.errors == 3
+    assert "ZeroDivisionError" in monitor.status.health.last_error
+    assert sum("monitor error: ZeroDivisionError" in line for line in said(monitor)) == 1
+    monkeypatch.undo()
+
+
+def test_twenty_faults_in_a_row_switch_supervision_off_with_one_line(monitor, monkeypatch):
+    monitor._take_workers(WORKERS)
+    monkeypatch.setattr(FakeReader, "read", lambda self, *how: 1 / 0)
+    for _ in range(25):
+        monitor._guarded(monitor._tick)
+    assert monitor.status.health.errors == 20
+    assert sum("supervision off" in line for line in said(monitor)) == 1
+    monkeypatch.undo()
+
+
+def test_a_restart_begins_with_fresh_judgement_and_keeps_closed_incidents(monitor):
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    monitor._look_at_failure({1: 3}, time.monotonic() + 1)
+    assert len(monitor.status.open_incidents) == 1
+    monitor._end("torchrun stops the workers after rank 1 failed")
+    monitor._restart(1)
+    assert (monitor.status.state, monitor.status.restarts, FakeReader.made[0].closed) == ("restarting", 1, True)
+    assert monitor.status.open_incidents == ()
+    assert (len(monitor.status.closed_incidents), monitor.status.closed_incidents[0].final) == (1, False)
+    monitor._tick()
+    FakeReader.ranks = (rank(0), rank(1))
+    monitor._take_workers(dataclasses.replace(WORKERS, attempt=1))
+    for _ in range(3):
+        monitor._tick()
+    assert monitor.status.open_incidents == ()
+    assert monitor.status.snapshot.attempt == 1
+    assert monitor.status.snapshot.ending == ""
+    assert len(monitor.status.closed_incidents) == 1
+
+
+def test_calls_before_the_start_and_after_the_end_return(monitor):
+    monitor.workers_failing({0: 1}, 0.1)
+    monitor.ending("x")
+    monitor.stop(0)
+    monitor.restarting(1)
+    monitor.workers_started(WORKERS)
+
+
+def test_the_incident_command_gets_the_document_on_stdin(monitor, tmp_path, monkeypatch):
+    got = []
+    done = threading.Event()
+
+    def run(change, incident_id, document):
+        got.append((change, incident_id, json.loads(document())))
+        done.set()
+
+    monkeypatch.setattr(monitor._command, "run", run)
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    monitor._look_at_failure({1: 3}, time.monotonic() + 1)
+    assert done.wait(10)
+    assert (got[0][0], got[0][2]["verdict"]) == ("opened", "failed")
+
+
+def test_another_node_of_the_job_writes_below_nodes(monitor):
+    monitor._take_workers(dataclasses.replace(WORKERS, group_rank=1, node="node/05"))
+    assert monitor._writer.flush(10)
+    assert [name.rsplit("-", 1)[0] for name in os.listdir(monitor.run_dir / "nodes")] == ["node_05"]
