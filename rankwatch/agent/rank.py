@@ -95,17 +95,19 @@ class Rank:
 
     def exits(self) -> None:
         """atexit: say how the process ends, stop what runs, and leave no file behind when the launcher cannot remove them any more."""
-        if os.getpid() != here.pid or not self.slot.owned:
+        if os.getpid() != here.pid:
             return
         try:
-            self.enter("exiting", ending_exception())
+            if self.slot.owned:
+                self.enter("exiting", ending_exception())
         finally:
             for stop in self.on_exit:
                 try:
                     stop()
                 except Exception:
                     pass
-            self._remove_if_orphaned()
+            if self.slot.owned:
+                self._remove_if_orphaned()
 
     def forked(self) -> None:
         """In a fork child: a child of a rank is no rank; a child of a process that has not joined may still become one."""

@@ -235,14 +235,15 @@ def test_signals_and_hooks_are_as_without_us(tmp_path: Path) -> None:
         + """
 import signal, threading, inspect, pickle
 def dispositions():
-    return {l.split()[0]: l.split()[1] for l in open("/proc/self/status") if l.startswith(("SigBlk", "SigIgn", "SigCgt"))}
+    lines = [line.split() for line in open("/proc/self/status") if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+    return {name: int(mask, 16) & 0x7fffffff for name, mask in lines}  # 32 and 33 are the C library's own, for threads
 import torch, torch.distributed as dist
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 before = dispositions()
 dist.init_process_group("gloo")
 tell(
-    same=dispositions() == before, sigpipe=signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL, threads=threading.active_count(),
-    signature=str(inspect.signature(dist.init_process_group))[:20], name=dist.init_process_group.__qualname__,
+    before=before, after=dispositions(), sigpipe=signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL, threads=threading.active_count(),
+    signature=str(inspect.signature(dist.init_process_group))[:19], name=dist.init_process_group.__qualname__,
     pickled=pickle.loads(pickle.dumps(dist.init_process_group)) is dist.init_process_group,
     path=[p for p in sys.path if p.endswith("agent/site")],
 )
@@ -252,8 +253,9 @@ tell(
     with Node(tmp_path) as node:
         process = node.start(code)
         told = printed(process)
-        assert (told["same"], told["sigpipe"], told["threads"], told["pickled"], told["path"]) == (True, True, 1, True, [])
-        assert (told["name"], told["signature"]) == ("init_process_group", "(backend: str | None ")
+        assert told["after"] == told["before"]
+        assert (told["sigpipe"], told["threads"], told["pickled"], told["path"]) == (True, 1, True, [])
+        assert (told["name"], told["signature"]) == ("init_process_group", "(backend: str | None")
         for _ in range(20):  # a reader that hangs up in the middle of an answer must not end a rank that dies of SIGPIPE
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(tmp_path / env.socket_name(0)))
@@ -263,50 +265,40 @@ tell(
         assert process.returncode == 0, err
 
 
-def test_a_storm_of_ctrl_c_ends_a_compiling_rank_by_keyboard_interrupt(tmp_path: Path) -> None:
-    """Wherever the signal falls, also inside a hook, exactly KeyboardInterrupt comes out, and the probes count no error."""
+def test_a_storm_of_ctrl_c_comes_out_as_keyboard_interrupt_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Wherever the signal falls, also inside a hook; the probes count no error and no compile is left open."""
     code = (
         TELL
         + """
-import torch
+import signal, torch
+def compile_once():
+    torch._dynamo.reset()
+    torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2))
+compile_once()
 caught = 0
-def work():
-    n = 0
-    while True:
-        n += 1
-        torch._dynamo.reset()
-        torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2))
-        if n == 2:
-            tell()
-end = False
-for _ in range(12):
+while caught < 12:
     try:
-        work()
-    except KeyboardInterrupt:
-        caught += 1
+        tell(caught=caught)
+        while True:
+            compile_once()
     except BaseException as error:
-        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+        while error is not None and not isinstance(error, KeyboardInterrupt):
+            error = error.__cause__ or error.__context__
+        if error is None:
             raise
         caught += 1
-import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-torch._dynamo.reset()
-torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2))
+compile_once()
 tell(caught=caught)
 """
         + HOLD
     )
     with Node(tmp_path) as node:
         process = node.start(code)
-        printed(process)
-        for _ in range(12):
+        for expected in range(12):
+            assert printed(process)["caught"] == expected
             process.send_signal(signal.SIGINT)
-            time.sleep(0.11)  # spreads the signals over the compiles; nothing waits for it
-        told = until(lambda: json.loads(process.stdout.readline()) if process.stdout else None, None)
-        while "caught" not in told:
-            process.send_signal(signal.SIGINT)
-            told = printed(process)
-        assert told["caught"] == 12
+        assert printed(process)["caught"] == 12
         assert node.threads() == []
         assert node.record("probes")["compile"]["errors"] == 0
         _out, err = process.communicate("\n", timeout=30)

@@ -49,14 +49,15 @@ class Job:
         command = [sys.executable, "-m", "rankwatch", "--run-dir", str(self.run_dir), *options]
         command += ["torchrun", "--nproc-per-node", str(nproc), *torchrun, *job]
         self.started = time.time()
-        self.process = subprocess.Popen(
-            command,
-            stdout=self.output.open("wb"),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
-        )
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
+            )
 
     def __enter__(self) -> Job:
         return self

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -137,9 +137,10 @@ def until(what: Callable[[], Any], process: subprocess.Popen[str] | None = None,
 def printed(process: subprocess.Popen[str], deadline_s: float = 60.0) -> Mapping[str, Any]:
     """The next line of the process's stdout, which is JSON. AssertionError with its stderr when it ends or stays silent."""
     assert process.stdout is not None
-    if not select.select([process.stdout], [], [], deadline_s)[0]:
-        process.kill()
+    silent = threading.Timer(deadline_s, process.kill)
+    silent.start()
     line = process.stdout.readline()
+    silent.cancel()
     assert line, f"it said nothing: {process.communicate()}"
     answer: Mapping[str, Any] = json.loads(line)
     return answer

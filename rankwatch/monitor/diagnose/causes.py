@@ -228,7 +228,11 @@ def children(stack: Stack | None) -> tuple[str, ...]:
     for child in (stack.subprocesses if stack else ())[:4]:
         at = frames.where(child.main)
         doing = "is asleep" if not any(thread.active for thread in child.threads) else "runs"
-        lines.append(f"child pid {child.pid} {doing}" + (f" in {child.main[0].short}" if child.main else "") + (f", called from {at}" if at else ""))
+        lines.append(
+            f"child pid {child.pid} {doing}"
+            + (f" in {child.main[0].short}" if child.main else "")
+            + (f", called from {at}" if at and at != child.main[0].short else "")
+        )
     return tuple(lines)
 
 
