@@ -42,6 +42,7 @@ class Job:
     def __init__(
         self, tmp_path: Path, *job: str, nproc: int = 3, options: tuple[str, ...] = (), env: dict[str, str] | None = None, torchrun: tuple[str, ...] = ()
     ) -> None:
+        self.nproc = nproc
         self.run_dir = tmp_path / "run"
         self.output = tmp_path / "output.log"
         if job[0].endswith(".py"):
