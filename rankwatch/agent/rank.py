@@ -38,6 +38,7 @@ class Rank:
         self.slot_dir = environ[env.SLOT_DIR]
         self.claimed = False
         self.stage = "armed"
+        self.failed = False  # an exception ends this process
         self.socket = ""
         self.torch_version = "?"
         self.on_claim: list[Callable[[], None]] = []
@@ -99,7 +100,9 @@ class Rank:
             return
         try:
             if self.slot.owned:
-                self.enter("exiting", ending_exception())
+                exception = ending_exception()
+                self.failed = exception is not None
+                self.enter("exiting", exception)
         finally:
             for stop in self.on_exit:
                 try:

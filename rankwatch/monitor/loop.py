@@ -252,6 +252,9 @@ class Monitor:
         self._tick(urgent=True)
         self._evidence.wait(until - time.monotonic() - 0.1)
         self._take_evidence()
+        while self._state.failure_held and time.monotonic() < until - 0.2:
+            time.sleep(POLL_EVIDENCE_S)  # what its peers say as they end decides who is named
+            self._tick(urgent=True)
         self._writer.flush(max(0.0, until - time.monotonic() - 0.05))
 
     def _end(self, reason: str) -> None:

@@ -66,6 +66,7 @@ class Reader:
             if rank.slot is not None:
                 rank.slot.read()
             rank.identify()
+            rank.hear_last_words()
             rank.notice_waits(now)
         asked = [] if final else self._ask(now, urgent)
         wait_all(asked, 1.2 if urgent else ANSWER_WAIT_S)

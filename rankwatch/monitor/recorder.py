@@ -52,6 +52,17 @@ class RecorderView:
         self._open = still_open
         self.collectives = tuple(sorted((c for of_group in found.values() for c in of_group), key=lambda c: (c.created_wall_at, c.seq)))
 
+    def add(self, recorder: str, document: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        """Entries that come beside the full reads, a crashing rank's last words: they join the known ones, and replace those of the same number."""
+        current: Mapping[str, Group] = {group.name: group for group in groups}
+        known = {(c.group, c.generation, c.seq, c.is_p2p): c for c in self.collectives}
+        for entry in _newest_of_each([entry for entry in document.get("entries") or () if isinstance(entry, dict)], current):
+            group = current.get(_name(entry))
+            collective = collective_of(entry, recorder, group.generation if group else 0)
+            collective = replace(collective, group=collective.group + _suffix(recorder, group))
+            known[collective.group, collective.generation, collective.seq, collective.is_p2p] = collective
+        self.collectives = tuple(sorted(known.values(), key=lambda c: (c.created_wall_at, c.seq)))
+
     def numbers(self, recorder: str, status: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, int], dict[str, int]]:
         """({group: last enqueued}, {group: last completed}) of a status-only answer; the newest group of a name wins.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ class Tracked:
     nccl_status: dict[str, Any] = field(default_factory=dict)
     documents: dict[str, bytes] = field(default_factory=dict)
     documents_at: float | None = None
+    last_words: dict[str, Any] | None = None  # the slot's record that they came in
     witness: bool | None = None
     full_cost_s: float = 0.0
     witness_at: float = -1e9
@@ -56,6 +58,16 @@ class Tracked:
             self.nccl_status, self.documents, self.documents_at, self.witness = {}, {}, None, None
             if self.server is not None:
                 self.server.forget()
+
+    def hear_last_words(self) -> None:
+        """A rank that ends by an exception leaves its newest operations in the slot: its server stops before anybody can ask."""
+        status = self.slot.state.recorder_status if self.slot is not None else {}
+        if self.slot is None or status is self.last_words or not isinstance(status.get("entries"), list) or not status["entries"]:
+            return
+        self.last_words = status
+        self.view.add(GENERIC, status, self.slot.state.groups)
+        self.documents = {**self.documents, "last_words": json.dumps(status).encode()}
+        self.documents_at = self.slot.state.heartbeat_at
 
     def joined(self) -> bool:
         """It is in the process group (or was), so its worker server should run."""

@@ -42,7 +42,7 @@ _SIZES = {
     "lifecycle": 4096,  # {stage: armed|joining|joined|left|exiting, since_mono_ns, exception: {type, message, where, traceback}|null}
     "probes": 2048,  # {probe: {status: armed|off|missing|failed, detail, errors}}
     "groups": 24576,  # {creating: name|null, groups: [{name, desc, backend, ranks: "0-3,7", timeout_s, generation, created_wall_ns}]}
-    "heartbeat": 8192,  # torch's status-only recorder JSON (gloo), as torch wrote it, or {} ; mono_ns of the record is the beat
+    "heartbeat": 8192,  # torch's status-only recorder JSON (gloo), as torch wrote it, or {}; the last one of a crash adds `entries`; mono_ns is the beat
     "steps": 256,  # {count, last_mono_ns, last_s, explicit}
     "compile": 4096,  # totals since start, see agent/probes/compile.py
     "ddp": 4096,  # last split, see agent/probes/ddp.py

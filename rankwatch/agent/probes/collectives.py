@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import sys
-import time
 
 from rankwatch.agent import compat, ownership, worker_server
 from rankwatch.agent.groups import Groups
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from rankwatch.agent.rank import Rank
 
 BEAT_S = 0.5
+_STOP_S = 1.0
 _TIMEOUT_LOOK_BEATS = 20
 
 
@@ -205,6 +205,8 @@ class _Membership:
     def _stop(self) -> None:
         if self._beat is not None:
             self._beat.stop()
+            if self._rank.failed:
+                self._beat.last_words()
         if self._server is not None:
             self._server.stop()
 
@@ -218,26 +220,42 @@ class _Heartbeat:
     def __init__(self, rank: Rank, probe: Probe, c10d: Any, groups: Groups | None) -> None:
         self._rank, self._probe, self._groups = rank, probe, groups
         self._status, reason = compat.recorder_status(c10d)
+        self._entries = compat.recorder_entries(c10d)
         self.notes = [f"no recorder status: {reason}"] if reason else []
         self._last = b"{}"
-        self._on = True
+        self._asleep, self._running = _thread.allocate_lock(), _thread.allocate_lock()
+        self._asleep.acquire()
+        self._running.acquire()
         _thread.start_new_thread(self._run, ())
 
     def stop(self) -> None:
-        """Beat no more."""
-        self._on = False
+        """Beat no more. Waits until the thread has ended: the interpreter must not end in the middle of a call into torch."""
+        if self._asleep.locked():
+            self._asleep.release()
+        self._running.acquire(timeout=_STOP_S)
+
+    def last_words(self) -> None:
+        """At the end by an exception: the newest operations go into the slot, the server that could tell them is about to stop."""
+        if self._entries is None or not self._rank.slot.owned:
+            return
+        try:
+            self._rank.slot.write("heartbeat", with_entries(self._last, self._entries(), self._rank.slot.cursors["heartbeat"].payload_bytes))
+        except Exception as error:
+            self._probe.caught(error)
 
     def _run(self) -> None:
-        beats = 0
-        while self._on and here.pid == os.getpid():
-            try:
-                self._beat(beats)
-            except Exception as error:
-                self._probe.caught(error)
-                if not self._probe.on:
+        try:
+            beats = 0
+            while self._probe.on and here.pid == os.getpid():
+                try:
+                    self._beat(beats)
+                except Exception as error:
+                    self._probe.caught(error)
+                beats += 1
+                if self._asleep.acquire(timeout=BEAT_S):
                     return
-            beats += 1
-            time.sleep(BEAT_S)
+        finally:
+            self._running.release()
 
     def _beat(self, beats: int) -> None:
         groups = self._groups
@@ -262,6 +280,27 @@ def shorten_status(status: bytes, limit: int) -> bytes:
             break
         kept[key] = value
     return json.dumps({"pg_status": kept}, separators=(",", ":")).encode()
+
+
+LAST_ENTRIES = 16
+_ENTRY_KEYS = (
+    "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name", "input_sizes", "output_sizes", "input_dtypes",
+    "time_created_ns", "timeout_ms", "state", "retired",
+)  # fmt: skip
+
+
+def with_entries(status: bytes, recorder: bytes, limit: int) -> bytes:
+    """The status JSON with `entries`, what matters of the newest operations, as far as they fit; at least the status as it was."""
+    found = json.loads(recorder).get("entries") or []
+    record = {**json.loads(status), "entries": []}
+    used = len(json.dumps(record, separators=(",", ":")))
+    for entry in reversed(found[-LAST_ENTRIES:]):
+        short = {key: entry[key] for key in _ENTRY_KEYS if key in entry}
+        used += len(json.dumps(short, separators=(",", ":"))) + 1
+        if used > limit:
+            break
+        record["entries"].insert(0, short)
+    return json.dumps(record, separators=(",", ":")).encode() if record["entries"] else status
 
 
 def _replace(module: Any, name: str, old: Any, new: Any) -> None:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 
 from rankwatch.model import JobSnapshot, RankState, Verdict
-from rankwatch.monitor.diagnose import causes, words
+from rankwatch.monitor.diagnose import aborts, causes, words
 from rankwatch.monitor.diagnose.causes import Finding, signal_name
 from rankwatch.monitor.diagnose.state import Death, State
 from rankwatch.monitor.policy import Limits
@@ -19,7 +19,7 @@ from rankwatch.wire.ranks import compress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|socket (is )?closed|unexpected end of (file|stream)|"
@@ -32,16 +32,21 @@ _LOST_PEER = re.compile(
 _TORCH_COMM = re.compile(r"gloo|nccl|c10d|torch[/.]distributed|dist(backend|network|store)error|tcpstore|processgroup|pair\.cc|socket", re.IGNORECASE)
 _PLANNED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _AFTER_FAILURE = re.compile(r"fail|after rank|died", re.IGNORECASE)
+_HEAR_PEERS_S = 1.2  # torchrun is held back for 1.5 s while evidence is taken
 _SAME_DEATH_S = 1.0  # ranks that end alike within this time ended of the same cause
 _ORDER = {"SIGKILL": 0, "SIGSEGV": 0, "SIGBUS": 0, "SIGILL": 0, "SIGFPE": 0, "": 1, "SIGABRT": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """verdict: None while nobody is to be named. weak: named for want of a better candidate, may be replaced."""
+    """verdict: None while nobody is to be named. weak: named for want of a better candidate, may be replaced.
+
+    held: a rank is dead, and who is to be named depends on what its peers are about to say.
+    """
 
     verdict: Verdict | None
     weak: bool = False
+    held: bool = False
 
 
 def observe(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> dict[int, Death]:
@@ -101,16 +106,42 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
     if firsts:
         ordered = sorted(firsts.values(), key=lambda death: (round(death.at, 1), _ORDER.get(signal_name(death.code), 1), death.rank))
         first = ordered[0]
-        finding = causes.of(ranks[first.rank], first.at, state, snapshot.now, _NO_LIMITS)
-        same = [first.rank]
-        for other in ordered[1:]:
-            theirs = causes.of(ranks[other.rank], other.at, state, snapshot.now, _NO_LIMITS)
-            if other.at - first.at <= _SAME_DEATH_S and theirs.cause == finding.cause and theirs.says == finding.says:
-                same.append(other.rank)
-        return Judged(_verdict(finding, tuple(sorted(same)), first.at, snapshot, ranks, bad, key))
+        if aborts.suspected(ranks[first.rank], first):
+            return _of_abort(state, snapshot, ranks, ordered, bad, key)
+        return _first(state, snapshot, ranks, ordered, bad, key)
     if victims:
         return _of_victims(state, snapshot, ranks, deaths, victims, bad, key)
     return _terminated(state, snapshot, ranks, planned, bad, key)
+
+
+def _first(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], ordered: Sequence[Death], bad: Mapping[int, Death], key: str) -> Judged:
+    """The first of the deaths that are nobody's consequence, with those that died alike at the same time."""
+    first = ordered[0]
+    finding = causes.of(ranks[first.rank], first.at, state, snapshot.now, _NO_LIMITS)
+    same = [first.rank]
+    for other in ordered[1:]:
+        theirs = causes.of(ranks[other.rank], other.at, state, snapshot.now, _NO_LIMITS)
+        if other.at - first.at <= _SAME_DEATH_S and theirs.cause == finding.cause and theirs.says == finding.says:
+            same.append(other.rank)
+    return Judged(_verdict(finding, tuple(sorted(same)), first.at, snapshot, ranks, bad, key))
+
+
+def _of_abort(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], ordered: Sequence[Death], bad: Mapping[int, Death], key: str) -> Judged:
+    """gloo aborts innocent ranks: wait until their peers have said what they called, then name who called something else."""
+    dead = {death.rank: death for death in ordered if aborts.suspected(ranks[death.rank], death) and death.at - ordered[0].at <= _SAME_DEATH_S}
+    first = ordered[0]
+    if not (snapshot.final or aborts.told(dead, ranks) or snapshot.now - first.seen_at >= _HEAR_PEERS_S):
+        return Judged(None, held=True)
+    found = aborts.blame(dead, ranks)
+    if found is None:
+        return _first(state, snapshot, ranks, ordered, bad, key)
+    culprit = ranks[found.culprits[0]]
+    finding = Finding(
+        culprit.rank, "mismatch", "user_code", at=culprit.crash.where if culprit.crash else "", limit="at_once", evidence=found.evidence,
+        confidence=found.confidence,
+    )  # fmt: skip
+    verdict = _verdict(finding, found.culprits, first.at, snapshot, ranks, bad, key)
+    return Judged(replace(verdict, summary=found.says + words.seen(ranks, snapshot), group=found.group))
 
 
 def _of_victims(

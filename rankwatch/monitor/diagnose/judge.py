@@ -44,6 +44,9 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
     state = _failure(state, snapshot, ranks)
     if snapshot.ending or (state.failure is not None and not state.failure_weak):
         return _ended(state, snapshot, ranks)
+    if state.failure_held:
+        living = tuple(sorted(rank.rank for rank in ranks.values() if alive(rank)))
+        return state, state.last, (Want("recorder", living, "what the peers of an aborted rank called"),) if living else ()
     if state.quiet > 0:
         return replace(state, quiet=state.quiet - 1), state.last, ()
     return _running(state, snapshot, ranks, offsets, limits)
@@ -202,6 +205,7 @@ def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]
     if state.failure is not None and not state.failure_weak:
         return state
     judged = deaths.judge(state, snapshot, ranks, state.deaths, f"a{snapshot.attempt}-death")
+    state = replace(state, failure_held=judged.held)
     if judged.verdict is None:
         return state
     culprits = set(judged.verdict.culprit_ranks)

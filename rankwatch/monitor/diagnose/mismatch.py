@@ -32,6 +32,8 @@ _EQUAL_SIZES = frozenset(
         "all_gather_into_tensor_coalesced",
     }
 )
+_EQUAL_ON_GLOO = frozenset({"all_gather", "allgather", "allgather_coalesced", "reduce_scatter"})
+_DTYPE_BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,29 @@ def elements(entry: Collective) -> int | None:
     return sum(prod(size) for size in entry.input_sizes) if entry.input_sizes else None
 
 
-def compare(entries: Mapping[int, Collective]) -> Mismatch | None:
+def signature(entry: Collective) -> tuple[object, ...]:
+    """What has to be equal for two calls to be alike: operation, number of elements, dtypes."""
+    return (entry.op, elements(entry), tuple(sorted(set(entry.dtypes))))
+
+
+def size_bytes(entry: Collective) -> int:
+    """Bytes that the rank brings, 0 where that is not recorded."""
+    return (elements(entry) or 0) * max((_DTYPE_BYTES.get(dtype, 4) for dtype in entry.dtypes), default=1)
+
+
+def compare(entries: Mapping[int, Collective], strict: bool = False) -> Mismatch | None:
     """The disagreement among ranks at one sequence number; None when they agree or nothing can be said.
 
-    Compared in this order: operation, number of elements (shapes may differ), dtype where both sides have one.
+    Compared in this order: operation, number of elements (shapes may differ), dtype where both sides have one. strict: sizes are compared
+    for operations that may be uneven on some backends too, as gloo's all_gather may not.
     """
     by_op: dict[str, list[int]] = defaultdict(list)
     for rank, entry in entries.items():
         by_op[entry.op].append(rank)
     if len(by_op) > 1:
         return _split(by_op.values(), entries, "operation")
-    if not by_op or next(iter(by_op)) not in _EQUAL_SIZES:
+    op = next(iter(by_op), "")
+    if op not in _EQUAL_SIZES and not (strict and op in _EQUAL_ON_GLOO):
         return None
     by_size: dict[int, list[int]] = defaultdict(list)
     for rank, entry in entries.items():

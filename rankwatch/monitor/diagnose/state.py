@@ -110,6 +110,7 @@ class State:
     deaths: Mapping[int, Death] = field(default_factory=dict)
     failure: Verdict | None = None
     failure_weak: bool = False
+    failure_held: bool = False  # a rank is dead; who is named depends on what its peers are about to say
     ending_at: float | None = None
     ending_planned: bool = False
     frozen: tuple[Verdict, ...] = ()

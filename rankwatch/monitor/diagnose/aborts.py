@@ -1,0 +1,124 @@
+"""A rank that gloo has aborted: whether it was in the wrong itself, or one of its peers.
+
+When sizes differ, gloo (torch 2.9-2.14) aborts the process whose buffer is smaller than the message that comes in: the rank with fewer
+bytes dies of SIGABRT, even where all others but one agree with it. What it called is not known any more; what its peers called is,
+from their recorders or from what they left in their slots when they lost it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rankwatch.model import Collective, Confidence, RankState, WaitedOn
+from rankwatch.monitor.diagnose import mismatch, words
+from rankwatch.monitor.diagnose.causes import signal_name
+from rankwatch.monitor.diagnose.mismatch import Mismatch
+from rankwatch.monitor.diagnose.state import Death
+from rankwatch.monitor.diagnose.views import label
+
+_USUAL = 3  # a call seen so often before is what the ranks usually do
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who called something else, as far as the peers' calls show it."""
+
+    culprits: tuple[int, ...]
+    confidence: Confidence
+    says: str
+    group: WaitedOn
+    evidence: tuple[str, ...]
+
+
+def suspected(rank: RankState, death: Death) -> bool:
+    """Whether gloo may have ended it: an abort without a Python exception in a process that was in a gloo group."""
+    return signal_name(death.code) == "SIGABRT" and rank.crash is None and any("gloo" in group.backend for group in rank.groups)
+
+
+def told(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> bool:
+    """Whether every peer has said at its own end what it called, or cannot any more."""
+    peers = {peer for rank in dead for group in ranks[rank].groups for peer in group.ranks if peer in ranks and peer not in dead}
+    return all(ranks[peer].agent != "claimed" or _heard(ranks[peer]) or _gone(ranks[peer]) for peer in peers)
+
+
+def blame(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> Blame | None:
+    """The disagreement that explains these aborts; None when the peers agree, so that the dead are the odd ones, or nothing is known."""
+    for group in next(iter(ranks[rank] for rank in dead)).groups:
+        calls = {rank: _calls(ranks[rank], group.name) for rank in group.ranks if rank in ranks}
+        aborted = tuple(sorted(rank for rank in dead if rank in group.ranks))
+        if "gloo" not in group.backend or not aborted:
+            continue
+        reached = max((max(found, default=0) for rank, found in calls.items() if rank not in dead), default=0)
+        for seq in range(max(1, reached - 16), reached + 1):
+            here = {rank: found[seq] for rank, found in calls.items() if seq in found}
+            found = mismatch.compare(here, strict=True)
+            usual = {rank: _usual(entry, seq, calls) for rank, entry in here.items()}
+            lone = None if found else _lone(here, usual, aborted, calls)
+            if found is None and lone is None:
+                continue
+            culprits, confidence = _odd(found, usual, aborted, here) if found else lone or ((), "partial")
+            shown = here[culprits[0]] if culprits[0] in here else next(iter(here.values()))
+            sides = found.classes if found else ((mismatch.say(shown), tuple(sorted(here))),)
+            says = (
+                f"ranks disagree at #{seq} of {label(group)}: "
+                + ", ".join(f"{words.ranks_text(side)} {words.verb(side, 'calls', 'call')} {text}" for text, side in sides[:4])
+                + f"; gloo aborted {words.ranks_text(aborted)} over it"
+            )
+            lines = [f"{words.ranks_text(aborted)} died of SIGABRT: gloo ends the rank whose buffer is smaller than what it is sent"]
+            lines += [f"rank {rank}: {'its ranks called this often before' if usual[rank] else 'nobody called this before'}" for rank in sorted(here)[:4]]
+            if confidence == "partial":
+                lines.append("what the aborted rank called is not known, so either side may be the wrong one")
+            waited = WaitedOn(group.name, group.desc, group.ranks, shown.op, seq, shown.input_sizes, shown.dtypes)
+            return Blame(culprits, confidence, says, waited, tuple(lines))
+    return None
+
+
+def _odd(found: Mismatch, usual: Mapping[int, bool], aborted: tuple[int, ...], here: Mapping[int, Collective]) -> tuple[tuple[int, ...], Confidence]:
+    """By habit first: what all called before is right. Then by number, the aborted with the side that has fewer elements."""
+    everybody = tuple(sorted({*here, *aborted}))
+    habitual = [all(usual[rank] for rank in side) for _, side in found.classes]
+    if habitual.count(True) == 1 and not any(usual[rank] for (_, side), known in zip(found.classes, habitual, strict=True) if not known for rank in side):
+        return tuple(sorted(rank for (_, side), known in zip(found.classes, habitual, strict=True) if not known for rank in side)), "likely"
+    if len(found.classes) == 2 and found.differs != "operation":
+        small, large = sorted((side for _, side in found.classes), key=lambda side: mismatch.size_bytes(here[side[0]]))
+        small = (*small, *(rank for rank in aborted if rank not in here))
+        if len(small) != len(large):
+            return tuple(sorted(small if len(small) < len(large) else large)), "likely"
+    elif found.majority and len(found.classes[0][1]) > len(found.classes[1][1]) + len(aborted):
+        return found.culprits, "likely"
+    return everybody, "partial"
+
+
+def _lone(
+    here: Mapping[int, Collective], usual: Mapping[int, bool], aborted: tuple[int, ...], calls: Mapping[int, Mapping[int, Collective]]
+) -> tuple[tuple[int, ...], Confidence] | None:
+    """One peer is left to ask, and it brings a size of which this operation was never called while another size was usual."""
+    if len(here) != 1 or next(iter(here)) in aborted:
+        return None
+    ((rank, entry),) = here.items()
+    before = [past for found in calls.values() for past in found.values() if past.seq < entry.seq and past.op == entry.op]
+    if usual[rank] or len(before) < _USUAL or {mismatch.signature(past) for past in before} != {mismatch.signature(before[0])}:
+        return None
+    if mismatch.signature(before[0]) == mismatch.signature(entry):
+        return None
+    return ((rank,), "likely") if len(aborted) > 1 else (tuple(sorted((rank, *aborted))), "partial")
+
+
+def _usual(entry: Collective, seq: int, calls: Mapping[int, Mapping[int, Collective]]) -> bool:
+    """Whether calls of this kind, size and dtype are among the earlier ones, in at least three of them."""
+    wanted = mismatch.signature(entry)
+    return len({past.seq for found in calls.values() for past in found.values() if past.seq < seq and mismatch.signature(past) == wanted}) >= _USUAL
+
+
+def _calls(rank: RankState, group: str) -> dict[int, Collective]:
+    return {entry.seq: entry for entry in rank.collectives if entry.group == group and not entry.is_p2p}
+
+
+def _heard(rank: RankState) -> bool:
+    """Its last words have come in: what it called was read after it had begun to end."""
+    return rank.stage == "exiting" and rank.collectives_at is not None and rank.collectives_at >= rank.stage_since
+
+
+def _gone(rank: RankState) -> bool:
+    return rank.process is not None and (rank.process.exit_code is not None or not rank.process.alive)
