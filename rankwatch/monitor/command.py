@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable
 
 from rankwatch.monitor.pool import Pool
 
 DEADLINE_S = 30.0
+TAIL_BYTES = 4096
 
 
 class IncidentCommand:
@@ -30,28 +35,48 @@ class IncidentCommand:
     def _run(self, change: str, incident_id: str, document: bytes) -> None:
         environment = {**os.environ, "RANKWATCH_CHANGE": change, "RANKWATCH_INCIDENT": incident_id}
         try:
-            process = subprocess.Popen(
-                self._command,
-                shell=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-            )
+            with tempfile.TemporaryFile() as given:  # not a pipe: a command may end without reading
+                given.write(document)
+                given.seek(0)
+                process = subprocess.Popen(
+                    self._command,
+                    shell=True,
+                    stdin=given,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    start_new_session=True,
+                )
         except OSError as error:
             self._say(f"on-incident command does not start: {error}")
             return
-        try:
-            _, complaint = process.communicate(document, timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            try:
-                os.killpg(process.pid, 9)
-            except OSError:
-                pass
-            process.wait()
-            self._say(f"on-incident command ran longer than {DEADLINE_S:g} s and was ended: {self._command}")
-            return
+        with process:
+            complaint = _tail_until_end(process, time.monotonic() + DEADLINE_S)
+            if complaint is None:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except OSError:
+                    pass
+                self._say(f"on-incident command ran longer than {DEADLINE_S:g} s and was ended: {self._command}")
+                return
         if process.returncode:
             last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
             self._say(f"on-incident command ended with exit code {process.returncode}: {last[0][:200]}")
+
+
+def _tail_until_end(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+    """The last of what it wrote on stderr, once it has closed it and ended; None at the deadline. A flood is read and dropped."""
+    assert process.stderr is not None
+    tail = b""
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not select.select([process.stderr], [], [], left_s)[0]:
+            return None
+        chunk = os.read(process.stderr.fileno(), 1 << 16)
+        if not chunk:
+            break
+        tail = (tail + chunk)[-TAIL_BYTES:]
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+    return tail

@@ -159,7 +159,8 @@ def _close(incident: Incident, life: _Life, snapshot: JobSnapshot, now: float) -
     old = incident.verdict
     lost = incident.lost_rank_s + life.waiting * max(0.0, now - life.counted_at)
     lasted = max(0.0, now - old.since)
-    who = f"{len(old.waiting_ranks)} waiting ranks lost {lost:.0f} rank-s" if old.waiting_ranks else "no rank lost time"
+    count = len(old.waiting_ranks)
+    who = f"{count} waiting rank{'' if count == 1 else 's'} lost {lost:.0f} rank-s" if count else "no rank lost time"
     verdict = replace(old, verdict="recovered", summary=f"recovered after {lasted:.0f} s ({who}): {old.summary}", timeout_left_s=None)
     return replace(
         incident, verdict=verdict, history=(*incident.history, _change(verdict, snapshot))[-MAX_HISTORY:], lost_rank_s=lost, updated_wall_at=snapshot.wall_at,

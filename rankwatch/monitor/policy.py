@@ -39,7 +39,7 @@ class Limits:
     suspect_s: float = 1.5  # from here on evidence is gathered
     settle_s: float = 1.5  # an unhealable finding about a wait needs a wait of this age (status numbers are up to one beat old)
     agree_polls: int = 2  # looks that have to agree on unhealable evidence; an exit code needs none
-    stopped_s: float = 4.0  # state T for this long is lasting (a debugger's or py-spy's stop is not)
+    stopped_s: float = 3.0  # state T for this long is lasting (a debugger's or py-spy's stop is not)
     traced_s: float = 5.0  # state t for this long is a debugger
     uninterruptible_s: float = 5.0  # state D for this long; short D is every disk read
     gil_stale_s: float = 3.0  # the agent's thread beats every 0.5 s

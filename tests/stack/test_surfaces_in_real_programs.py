@@ -54,7 +54,7 @@ def test_a_stuck_job_is_seen_by_promtool_prometheus_and_chromium(tmp_path: Path)
         target = url.removeprefix("http://")
         config.write_text(f"scrape_configs:\n- job_name: rankwatch\n  scrape_interval: 1s\n  static_configs:\n  - targets: ['{target}']\n")
         arguments = [f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/tsdb", f"--web.listen-address=127.0.0.1:{port}"]
-        prometheus = subprocess.Popen(["prometheus", *arguments], stdout=subprocess.DEVNULL, stderr=(tmp_path / "prometheus.log").open("wb"))
+        prometheus = subprocess.Popen(["prometheus", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             query = urllib.parse.quote("rankwatch_rank_stuck == 1")
 

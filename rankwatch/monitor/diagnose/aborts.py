@@ -50,7 +50,9 @@ def blame(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> Blame | 
         if "gloo" not in group.backend or not aborted:
             continue
         reached = max((max(found, default=0) for rank, found in calls.items() if rank not in dead), default=0)
-        for seq in range(max(1, reached - 16), reached + 1):
+        passed = max((max((number for number, entry in calls.get(rank, {}).items() if entry.done), default=0) for rank in aborted), default=0)
+        passed = max(passed, *(ranks[rank].completed.get(group.name, 0) for rank in aborted))
+        for seq in range(max(1, passed + 1, reached - 16), reached + 1):
             here = {rank: found[seq] for rank, found in calls.items() if seq in found}
             found = mismatch.compare(here, strict=True)
             usual = {rank: _usual(entry, seq, calls) for rank, entry in here.items()}
@@ -93,16 +95,22 @@ def _odd(found: Mismatch, usual: Mapping[int, bool], aborted: tuple[int, ...], h
 def _lone(
     here: Mapping[int, Collective], usual: Mapping[int, bool], aborted: tuple[int, ...], calls: Mapping[int, Mapping[int, Collective]]
 ) -> tuple[tuple[int, ...], Confidence] | None:
-    """One peer is left to ask, and it brings a size of which this operation was never called while another size was usual."""
+    """One peer is left to ask, and it calls what nobody called before.
+
+    Where several ranks were aborted at once it has sent them more than they expect. Where one was, that is only said of an operation that
+    always had another size: the peer may as well wait in something new for a rank that crashed.
+    """
     if len(here) != 1 or next(iter(here)) in aborted:
         return None
     ((rank, entry),) = here.items()
+    if len(aborted) > 1 and not usual[rank]:
+        return (rank,), "likely"
     before = [past for found in calls.values() for past in found.values() if past.seq < entry.seq and past.op == entry.op]
     if usual[rank] or len(before) < _USUAL or {mismatch.signature(past) for past in before} != {mismatch.signature(before[0])}:
         return None
     if mismatch.signature(before[0]) == mismatch.signature(entry):
         return None
-    return ((rank,), "likely") if len(aborted) > 1 else (tuple(sorted((rank, *aborted))), "partial")
+    return tuple(sorted((rank, *aborted))), "partial"
 
 
 def _usual(entry: Collective, seq: int, calls: Mapping[int, Mapping[int, Collective]]) -> bool:

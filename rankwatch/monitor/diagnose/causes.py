@@ -128,6 +128,11 @@ def _dead(rank: RankState) -> Finding:
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"):
         domain: Domain = "node" if name == "SIGBUS" else "unknown"
         return Finding(rank.rank, "crashed", domain, f"it died of {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no Python exception",))
+    if name == "SIGKILL" and process is not None and process.oom_killed:
+        return Finding(
+            rank.rank, "oom_killed", "node", "it was killed by the kernel: its memory cgroup had none left", at, "at_once",
+            evidence=(f"exit code {code} (SIGKILL)", "the memory cgroup's count of out-of-memory kills rose with it"),
+        )  # fmt: skip
     if name:
         domain = "node" if name == "SIGKILL" else "scheduler"
         return Finding(rank.rank, "killed", domain, f"it was killed by {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no traceback",))
@@ -204,14 +209,19 @@ def _by_stack(rank: RankState, since: float, state: State, now: float) -> Findin
         seen_s = f"progress: {watch.why}, {now - watch.last_progress:.0f} s ago" if watch.last_progress else ""
         lines.append(seen_s or f"no progress seen: {watch.busy_ratio or 0:.1%} of a core, same stack")
     plain = Finding(rank.rank, "not_entered", "user_code", f"it is in {at}" if at else "", at, evidence=tuple(lines))
+    if seen is None and frames.at_the_end(stack):
+        return replace(plain, says="its script has ended, and Python waits for a thread that does not", evidence=(*lines, *_threads(stack)))
     if seen is None:
         return plain
     if seen.kind == "debugger":
         return replace(plain, cause="debugger", says=f"it is in a debugger ({seen.frame.short})", limit="never")
     if seen.kind == "data_loading":
         workers = children(stack)
-        domain: Domain = "user_code" if any(frames.user_frames(child.main) for child in stack.subprocesses) else "storage"
+        own = frames.user_frames(stack.main[: stack.main.index(seen.frame)])  # num_workers=0: the dataset's own code runs below the loader's
+        domain: Domain = "user_code" if own or any(frames.user_frames(child.main) for child in stack.subprocesses) else "storage"
         says = f"it waits for its next batch in {seen.frame.short}" + (f", called from {at}" if at else "")
+        if own:
+            says = f"it makes its next batch itself, in {at}"
         return replace(plain, cause="data_loading", domain=domain, says=says, evidence=(*lines, *workers))
     if seen.kind == "checkpointing":
         says = f"it reads or writes a checkpoint in {seen.frame.short}" + (f", called from {at}" if at else "")
@@ -234,6 +244,14 @@ def children(stack: Stack | None) -> tuple[str, ...]:
             + (f", called from {at}" if at and at != child.main[0].short else "")
         )
     return tuple(lines)
+
+
+def _threads(stack: Stack) -> tuple[str, ...]:
+    """Threads of the job's own beside the main one."""
+    found = (
+        (thread.name, frames.where(thread.frames)) for thread in stack.threads[1:] if frames.user_frames(thread.frames) or thread.name.startswith("Thread-")
+    )
+    return tuple(f"thread {name} is in {at}" for name, at in found if at)[:4]
 
 
 def first_line(text: str, width: int = 200) -> str:

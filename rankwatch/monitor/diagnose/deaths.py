@@ -88,6 +88,8 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
     if state.ending_planned:
         return Judged(state.failure, state.failure_weak)
     bad = {rank: death for rank, death in deaths.items() if death.code != 0 and rank in ranks}
+    if not bad and any(death.code == 0 for death in deaths.values()):
+        bad = _about_to_end(snapshot, ranks)  # of the loss of a peer that ended well: it need not be waited for
     if not bad:
         return Judged(None)
     victims, firsts, planned = {}, {}, {}
@@ -114,6 +116,12 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
     return _terminated(state, snapshot, ranks, planned, bad, key)
 
 
+def _about_to_end(snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> dict[int, Death]:
+    """Ranks that end by the loss of a peer, as they say themselves, while their process still takes down torch."""
+    ends = (Death(rank.rank, 1, rank.stage_since or snapshot.now, snapshot.now, bool(snapshot.ending)) for rank in ranks.values() if rank.stage == "exiting")
+    return {death.rank: death for death in ends if ranks[death.rank].crash is not None and is_victim(ranks[death.rank], death)}
+
+
 def _first(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], ordered: Sequence[Death], bad: Mapping[int, Death], key: str) -> Judged:
     """The first of the deaths that are nobody's consequence, with those that died alike at the same time."""
     first = ordered[0]
@@ -135,11 +143,8 @@ def _of_abort(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState
     found = aborts.blame(dead, ranks)
     if found is None:
         return _first(state, snapshot, ranks, ordered, bad, key)
-    culprit = ranks[found.culprits[0]]
-    finding = Finding(
-        culprit.rank, "mismatch", "user_code", at=culprit.crash.where if culprit.crash else "", limit="at_once", evidence=found.evidence,
-        confidence=found.confidence,
-    )  # fmt: skip
+    at = next((crash.where for rank in found.culprits if (crash := ranks[rank].crash) is not None), "")
+    finding = Finding(found.culprits[0], "mismatch", "user_code", at=at, limit="at_once", evidence=found.evidence, confidence=found.confidence)
     verdict = _verdict(finding, found.culprits, first.at, snapshot, ranks, bad, key)
     return Judged(replace(verdict, summary=found.says + words.seen(ranks, snapshot), group=found.group))
 
@@ -148,6 +153,9 @@ def _of_victims(
     state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], deaths: Mapping[int, Death], victims: Mapping[int, Death],
     bad: Mapping[int, Death], key: str,
 ) -> Judged:  # fmt: skip
+    hung = [verdict for trouble in state.troubles if (verdict := trouble.verdict) is not None and verdict.verdict in ("stuck", "timeout_imminent")]
+    if state.frozen or any({*each.culprit_ranks, *each.waiting_ranks} & set(victims) for each in hung):
+        return Judged(None)  # they died of a hang that has its own verdict
     start = min(death.at for death in victims.values())
     mates = {mate for rank in victims for group in ranks[rank].groups for mate in group.ranks}
     gone = [death for rank, death in deaths.items() if death.code == 0 and (rank in mates or not mates) and death.at <= start + 0.5]
@@ -159,9 +167,8 @@ def _of_victims(
             finding, cause="exited", domain="user_code", says="it ended with exit code 0 while its peers were still in their collectives", limit="at_once"
         )
         return Judged(_verdict(finding, named, last, snapshot, ranks, bad, key))
-    hung = [verdict for trouble in state.troubles if (verdict := trouble.verdict) is not None and verdict.verdict in ("stuck", "timeout_imminent")]
-    if any(death.overdue for death in victims.values()) or state.frozen or any({*each.culprit_ranks, *each.waiting_ranks} & set(victims) for each in hung):
-        return Judged(None)  # they died of a hang that has its own verdict
+    if any(death.overdue for death in victims.values()):
+        return Judged(None)
     unseen = snapshot.world_size - len(ranks)
     settled = snapshot.final or snapshot.now - start >= 3.0
     if not settled:

@@ -104,6 +104,13 @@ def in_point_to_point(stack: Stack | None) -> str:
     return ""
 
 
+def at_the_end(stack: Stack | None) -> bool:
+    """Whether the script is over and the interpreter waits for a thread that is no daemon."""
+    if stack is None or not stack.main or user_frames(stack.main):
+        return False
+    return any(frame.file.endswith("threading.py") and function(frame) == "_shutdown" for frame in stack.main)
+
+
 def blocked(stack: Stack | None) -> bool | None:
     """Whether the main thread sits inside torch.distributed or the autograd engine; None without a stack."""
     if stack is None or not stack.main:

@@ -123,7 +123,7 @@ def _decide(picture: Picture, hang: Hang, deadline: float | None, timeout: float
     evidence = picture.evidence
     if lost := sum(scene.ranks[rank].lost_collectives > 0 for rank in wait.waiters if rank in scene.ranks):
         confidence = "partial" if confidence == "likely" else confidence
-        evidence = (*evidence, f"the recorder of {lost} ranks has dropped old entries")
+        evidence = (*evidence, f"the recorder of {lost} rank{'' if lost == 1 else 's'} has dropped old entries")
     chain = len(hang.waits) - 1
     summary = picture.says + words.tail(waiting, left) + words.seen(scene.ranks, scene.snapshot)
     if chain > 0:
