@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from rankwatch.config import Options
 
+STUCK_AFTER_S = 12.0  # the default, 20 % of the group's 5 minutes, would make it a long demo
 DEADLINE_S = 240.0  # on a slow machine the first compile alone may take a minute
 JOB = Path(__file__).with_name("demo_job.py")
 
@@ -22,7 +24,8 @@ INTRODUCTION = """\
 rankwatch demo: four ranks, DDP and torch.compile on gloo, about a minute.
   1. after 20 steps rank 1 recompiles alone    -> expect SLOW, cause=compiling: named, but nobody is paged
   2. ten steps later rank 2 never comes back   -> expect STUCK, cause=not_entered: this one pages
-The job knows nothing of rankwatch; it is started as `rankwatch torchrun --nproc-per-node 4 demo_job.py`.
+The job knows nothing of rankwatch; it is started as `rankwatch --stuck-after {stuck:g} torchrun --nproc-per-node 4 demo_job.py`.
+What the ranks themselves print goes to {log}.
 """
 
 
@@ -35,9 +38,14 @@ def main(argv: list[str], options: Options) -> int:
 
 def run(run_dir: Path) -> int:
     """Run the job, narrate it, end it once both troubles were named. 0: both named rightly; 3: not."""
-    print(INTRODUCTION, flush=True)
-    command = [sys.executable, "-m", "rankwatch", "--run-dir", str(run_dir), "torchrun", "--nproc-per-node", "4", str(JOB)]
-    job = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    log = run_dir / "demo.log"
+    print(INTRODUCTION.format(stuck=STUCK_AFTER_S, log=log), flush=True)
+    command = [sys.executable, "-m", "rankwatch", "--run-dir", str(run_dir), "--stuck-after", f"{STUCK_AFTER_S:g}"]
+    command += ["torchrun", "--nproc-per-node", "4", str(JOB)]
+    job = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    telling = threading.Thread(target=_tell, args=(job, log), daemon=True)
+    telling.start()
     try:
         stuck = _wait_for_stuck(job, run_dir)
     finally:
@@ -48,6 +56,7 @@ def run(run_dir: Path) -> int:
         except subprocess.TimeoutExpired:
             job.kill()
             job.wait()
+        telling.join(5)
     found = list(_incidents(run_dir))
     compiling = next((doc for doc in found if doc["cause"] == "compiling" and doc["culprit_ranks"] == [1]), None)
     print("\nWhat rankwatch found:")
@@ -67,6 +76,17 @@ def run(run_dir: Path) -> int:
         f"  rankwatch report {run_dir}\n"
     )
     return 0
+
+
+def _tell(job: subprocess.Popen[bytes], log: Path) -> None:
+    """Show rankwatch's own lines, keep everything in the log."""
+    assert job.stdout is not None
+    with job.stdout, log.open("wb") as file:
+        for line in job.stdout:
+            file.write(line)
+            file.flush()
+            if line.startswith(b"[rankwatch]"):
+                print(line.decode("utf-8", "replace"), end="", flush=True)
 
 
 def _wait_for_stuck(job: subprocess.Popen[bytes], run_dir: Path) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-GROUP_TIMEOUT = datetime.timedelta(seconds=60)
+GROUP_TIMEOUT = datetime.timedelta(minutes=5)
 LONE_RECOMPILE_STEP, LONE_RECOMPILE_RANK, LONG_ROUNDS = 20, 1, 500
 MISSING_STEP, MISSING_RANK = 30, 2
 

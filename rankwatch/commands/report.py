@@ -32,7 +32,8 @@ def main(argv: Sequence[str], options: Options) -> int:
     arguments = parser.parse_args(argv)
     path = arguments.path or options.run_dir or os.path.join(ROOT, LATEST)
     if not os.path.exists(path):
-        return fail(f"{path} does not exist; name a run directory, an incident's folder or an incident.json")
+        where = "" if arguments.path or options.run_dir else "; a run that was started with --run-dir is named by hand: rankwatch report DIR"
+        return fail(f"{path} does not exist; name a run directory, an incident's folder or an incident.json{where}")
     files = incident_files(path)
     if not files:
         say(f"no incident in {path}")

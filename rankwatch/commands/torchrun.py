@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rankwatch.cli import fail, say
-from rankwatch.config import Options
+from rankwatch.cli import EXIT_USAGE, fail, say
+from rankwatch.config import OPTIONS, Options
 from rankwatch.monitor.policy import Limits
 
 
@@ -18,4 +18,10 @@ def main(argv: Sequence[str], options: Options) -> int:
         return fail(str(error))
     from rankwatch.launcher.torchrun import run
 
-    return run(list(argv), options, limits, ("rankwatch", *sys.argv[1:]), say)
+    try:
+        return run(list(argv), options, limits, ("rankwatch", *sys.argv[1:]), say)
+    except SystemExit as end:
+        misplaced = {option.flag for option in OPTIONS} & {word.partition("=")[0] for word in argv}
+        if end.code == EXIT_USAGE and misplaced:
+            say(f"{', '.join(sorted(misplaced))} is rankwatch's: it goes before the word torchrun")
+        raise

@@ -39,6 +39,7 @@ def make(given: str | None, job: str, mode: int = 0o700, first_node: bool = True
 
     A place that cannot be written or does not answer within deadline_s gives way to a new folder in the temp dir, and a note says so.
     A given directory that holds an earlier run is used as it is; the earlier run.json and events.jsonl are kept in earlier/.
+    One that lies in a folder rankwatch-runs becomes its `latest` as well.
     first_node: this launcher writes run.json; the others neither move `latest` nor mistake the first one's files for an earlier run's.
     OSError only when the temp dir cannot be written either.
     """
@@ -73,7 +74,7 @@ def _make(wanted: str, ours: bool, mode: int, first_node: bool) -> tuple[str, tu
         else:
             os.chmod(path, mode)  # mkdir is subject to the umask
     _check_writable(path)
-    if ours and first_node:
+    if first_node and (ours or os.path.basename(os.path.dirname(path)) == ROOT):
         _point_latest(path)
     return path, notes
 
