@@ -6,14 +6,16 @@ So nothing can collide with torchrun's flags. No command is imported before it r
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TextIO
 
-from rankwatch import __version__
+from rankwatch import __version__, stderr
 from rankwatch.config import OPTIONS, ConfigError, load, nearest
+from rankwatch.shown import TAG, clean
 
 COMMANDS = {
     "torchrun": "run torchrun, supervised; every torchrun argument follows",
@@ -35,13 +37,14 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. torchrun's own exceptions and SystemExit pass through unchanged."""
+    stderr.current()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         before, command, rest = split(words)
         if any(flag in before for flag in _FLAGS):
-            _parser().parse_args([flag for flag in _FLAGS if flag in before])  # prints and exits
+            return _printing(lambda: _tell([flag for flag in _FLAGS if flag in before]))
         if command is None:
-            _parser().print_help(sys.stderr)
+            stderr.current().offer(_parser().format_help())
             return EXIT_USAGE
         if command not in available():
             raise UsageError(f"unknown command {command!r}{nearest(command, available())}{_swallowed(before)}; rankwatch --help lists the commands")
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in options.warnings:
         say(warning)
     run = import_module(f"rankwatch.commands.{command}").main
-    return int(run(rest, options))
+    return int(run(rest, options)) if command == "torchrun" else _printing(lambda: int(run(rest, options)))
 
 
 def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
@@ -76,18 +79,46 @@ def available() -> tuple[str, ...]:
     return tuple(name for name in COMMANDS if find_spec(f"rankwatch.commands.{name}") is not None)
 
 
-def say(text: str, out: TextIO | None = None) -> None:
-    """One line on stderr after the fixed tag; an error of stderr itself is nobody's news."""
-    try:
-        print(f"[rankwatch] {text}", file=out or sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass
+def say(text: str) -> None:
+    """One line on stderr after the fixed tag, control characters as escapes; a stderr that is closed or takes nothing is nobody's news."""
+    line = clean(text).replace("\n", "\\n")
+    stderr.current().offer(f"{TAG} {line}\n")
 
 
 def fail(text: str) -> int:
     """Say a usage error; its exit code."""
     say(f"error: {text}")
     return EXIT_USAGE
+
+
+def _tell(flags: Sequence[str]) -> int:
+    _parser().parse_args(flags)  # prints and exits
+    return 0
+
+
+def _printing(command: Callable[[], int]) -> int:
+    """The exit code of what prints on stdout. A reader that has seen enough, as in `| head`, is no failure."""
+    code = 0
+    try:
+        try:
+            code = command()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+    return code
+
+
+def _reader_is_gone() -> bool:
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return bool(poll.poll(0))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ OPTIONS is the one table of names, accepted values and help; cli.py makes the fl
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import stat
@@ -24,6 +25,7 @@ DEFAULT = "default"
 COMMAND_LINE = "command line"
 
 _INTERNAL = frozenset((*RANK_VARIABLES, CONFIG_VARIABLE))
+_MAX_FILE_BYTES = 1 << 20
 _UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -65,6 +67,15 @@ def _path(value: Any) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError("a path")
     return value
+
+
+def _run_dir(value: Any) -> str:
+    path = _path(value)
+    if path.startswith("~") and os.path.expanduser(path) == path:
+        user = path[1:].partition("/")[0]
+        why = f"there is no user {user!r} here" if user else "this user has no home directory"
+        raise ValueError(f"a path, and {why}; a folder of that very name is ./{path}")
+    return path
 
 
 def _mode(value: Any) -> int:
@@ -136,7 +147,7 @@ def _label_name(name: str) -> str:
 
 def _limit_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError("NAME=VALUE with a name of the policy table, such as slow_after_s=5")
+        raise ValueError("NAME=VALUE with a name of the policy table, such as notice_s=10")
     return name
 
 
@@ -165,19 +176,26 @@ class Option:
 
 
 OPTIONS = (
-    Option("run-dir", "run_dir", "DIR", "where the run's files go (default: ./rankwatch-runs/<utc>-<job>)", _path),
+    Option("run-dir", "run_dir", "DIR", "where the run's files go (default: ./rankwatch-runs/<utc>-<job>)", _run_dir),
     Option("run-dir-mode", "run_dir_mode", "MODE", "permissions of a run directory that rankwatch creates", _mode),
     Option("listen", "listen", "HOST:PORT", "status page and /metrics; the next free port if it is taken; off: no server", _listen),
     Option("external-url", "external_url", "URL", "address under which people reach the status page, for links", _url),
     Option("token-file", "token_file", "FILE", "file with the token that the status page asks for", _path),
     Option("stuck-after", "stuck_after_s", "TIME", "call an absent rank stuck after this long (default: 20 % of the group's timeout, 5-120 s)", _duration),
-    Option("limit", "limits", "NAME=VALUE", "set one number of the policy; may be repeated", seconds, "table", _limit_name),
+    Option("limit", "limits", "NAME=VALUE", "set a number of the policy (rankwatch config --limits): notice_s=10; repeatable", seconds, "table", _limit_name),
     Option("no-probe", "no_probe", "NAME", "switch a probe in the ranks off: " + ", ".join(PROBES) + "; may be repeated", _probe, "list"),
     Option("label", "labels", "K=V", "label of the run, in files, metrics and notices; may be repeated", _text, "table"),
     Option("owner", "owner", "NAME", "who to ask about this run", _text),
     Option("metrics-level", "metrics_level", "LEVEL", "how many series: auto, low, default or full", _choice("auto", "low", "default", "full")),
     Option("log-format", "log_format", "FORMAT", "lines on stderr: logfmt or json", _choice("logfmt", "json")),
-    Option("on-incident", "on_incident", "CMD", "shell command to run when an incident opens or escalates", _text),
+    Option(
+        "on-incident",
+        "on_incident",
+        "CMD",
+        "shell command to run when an incident opens, escalates or closes (RANKWATCH_CHANGE=opened|escalated|closed); its JSON is on stdin;"
+        " ended after 30 s, also where the job ends before it",
+        _text,
+    ),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -284,9 +302,7 @@ def _refused(option: Option, raw: Any, origin: str, accepted: str) -> ConfigErro
 
 def _add_file(layers: _Layers, path: str, must_exist: bool) -> None:
     try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            raw = file.read()
+        raw = _read(path, anybodys=must_exist or os.path.isabs(path))
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise ConfigError(f"{CONFIG_VARIABLE} names {path!r}, which does not exist; correct the path or unset {CONFIG_VARIABLE}") from None
@@ -296,9 +312,8 @@ def _add_file(layers: _Layers, path: str, must_exist: bool) -> None:
             raise ConfigError(f"{CONFIG_VARIABLE}: {path!r} cannot be read ({error.strerror}); correct it or unset {CONFIG_VARIABLE}") from None
         layers.warnings.append(f"{path} is not used: it cannot be read ({error.strerror})")
         return
-    if not must_exist and not os.path.isabs(path) and not _trusted(status):
-        # on-incident is a command: a file that somebody else left in a shared directory must not run as us
-        layers.warnings.append(f"./{path} is not used: it belongs to another user or others may write it; to use it, set {CONFIG_VARIABLE}=./{path}")
+    if raw is None:
+        layers.warnings.append(f"./{path} is not used: it belongs to another user or others may write it; chmod go-w, or set {CONFIG_VARIABLE}=./{path}")
         return
     for key, value in _parse_toml(path, raw).items():
         option = _BY_NAME.get({"labels": "label", "limits": "limit"}.get(key, key.replace("_", "-")))
@@ -308,8 +323,30 @@ def _add_file(layers: _Layers, path: str, must_exist: bool) -> None:
             layers.set(option, value, path)
 
 
+def _read(path: str, anybodys: bool) -> bytes | None:
+    """A regular file's bytes; None for one that is not `anybodys` and that another user owns or may write. Waits for no pipe and no device.
+
+    on-incident is a command: a file that somebody else left in a shared directory must not run as us.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if not anybodys and not _trusted(status):
+            return None
+        raw = bytearray()
+        while chunk := os.read(fd, _MAX_FILE_BYTES + 1 - len(raw)):
+            raw += chunk
+        if len(raw) > _MAX_FILE_BYTES:
+            raise OSError(errno.EFBIG, "it is larger than 1 MiB")
+        return bytes(raw)
+    finally:
+        os.close(fd)
+
+
 def _trusted(status: os.stat_result) -> bool:
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _parse_toml(path: str, raw: bytes) -> dict[str, Any]:

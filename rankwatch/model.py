@@ -74,6 +74,17 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """A rank's newest monitored_barrier: the call's number within its group, and whether the rank is still inside."""
+
+    group: str
+    calls: int
+    inside: bool
+    since: float
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CompileActivity:
     """One thread that compiles now."""
 
@@ -161,20 +172,22 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """All that is known of one rank. `agent`: off (no slot), silent (nobody claimed), armed (loaded, not joined), claimed."""
+    """All that is known of one rank. `agent`: off (no slot), silent (nobody claimed), loaded (no torch yet), armed (not joined), claimed."""
 
     rank: int
     local_rank: int = 0
     node: str = ""
-    agent: Literal["off", "silent", "armed", "claimed"] = "claimed"
+    agent: Literal["off", "silent", "loaded", "armed", "claimed"] = "claimed"
     agent_detail: str = ""
     process: Process | None = None  # the process that joined the group; the launcher's child until then
-    stage: Literal["starting", "armed", "joining", "joined", "left", "exiting"] = "joined"
+    stage: Literal["starting", "armed", "joining", "join_failed", "joined", "left", "exiting"] = "joined"
     stage_since: float = 0.0
     heartbeat_at: float | None = None  # last beat of the agent's Python thread
     ping_ok: bool | None = None  # worker server answered (C++, needs no GIL); None: not asked
     groups: tuple[Group, ...] = ()
     group_in_creation: str | None = None
+    creation_ranks: tuple[int, ...] = ()  # of the group in creation
+    barrier: Meeting | None = None
     collectives: tuple[Collective, ...] = ()  # newest last, per the last full read
     collectives_at: float | None = None  # when they were read
     lost_collectives: int = 0
@@ -313,6 +326,7 @@ class Incident:
     pids: dict[int, int] = field(default_factory=dict)
     recorder_files: tuple[str, ...] = ()
     final: bool = False  # the job ended while it was open
+    kept: dict[str, Any] = field(default_factory=dict)  # once it is over: report.incident.picture of its last moment, and `job` where the attempt ended with it
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import gmtime, strftime
+from typing import Any
 
-from rankwatch.model import PAGING, Collective, Group, Incident, JobSnapshot, NodeReport, RankState, Status, Verdict
+from rankwatch import redact, traces
+from rankwatch.model import PAGING, Collective, Frame, Group, Incident, JobSnapshot, NodeReport, RankState, Stack, Status, Verdict
 from rankwatch.wire.ranks import compress
 
 TAG = "[rankwatch]"
@@ -35,6 +37,20 @@ def clean(text: object) -> str:
 def one_line(text: object) -> str:
     """`text` cleaned, every run of white space one blank."""
     return clean(" ".join(str(text).split()))
+
+
+def cut(text: str, limit: int) -> str:
+    """`text` within `limit` characters, cut at a blank where one is near: never in the middle of a word without need."""
+    if len(text) <= limit:
+        return text
+    head = text[:limit]
+    blank = head.rfind(" ")
+    return f"{head[:blank] if blank > limit * 2 // 3 else head}..."
+
+
+def public_line(text: object) -> str:
+    """One clean line without secrets."""
+    return redact.text(one_line(text))
 
 
 def duration(seconds: float) -> str:
@@ -95,6 +111,45 @@ def worst(incident: Incident) -> str:
     return max((*(change.verdict for change in incident.history), incident.verdict.verdict), key=VERDICT_ORDER.index)
 
 
+def worst_in(doc: Mapping[str, Any]) -> str:
+    """The same of an incident.json document."""
+    told = (doc.get("verdict"), *(change.get("verdict") for change in doc.get("history") or () if isinstance(change, Mapping)))
+    known = [str(verdict) for verdict in told if verdict in VERDICT_ORDER]
+    return max(known, key=VERDICT_ORDER.index, default=str(doc.get("verdict", "?")))
+
+
+def lost_words(rank_s: float, whole_s: float | None = None) -> str:
+    """What waiting cost: "90 rank-s", "1.5 rank-min" from 100 s on, "12 rank-h" from 10 h on. whole_s: the sum that this is a part of gives the unit."""
+    whole_s = rank_s if whole_s is None else whole_s
+    unit, per = ("rank-s", 1) if whole_s < 100 else ("rank-min", 60) if whole_s < 36_000 else ("rank-h", 3600)
+    value = rank_s / per
+    return f"{f'{value:.1f}'.removesuffix('.0') if per > 1 and value < 9.95 else f'{value:.0f}'} {unit}"
+
+
+_COUNTDOWN = re.compile(r"\b(?:timeout|watchdog)\b.*\b(?:in|left)\b.*\d|^\d[\w .]* (?:is|are) left$")
+
+
+def without_countdown(summary: str) -> str:
+    """A summary without the clause that counts down to the timeout: it is not true for long, and not at all once it is over."""
+    return "; ".join(clause for clause in summary.split("; ") if not _COUNTDOWN.search(clause))
+
+
+def ended_by_signal(ending: str) -> str:
+    """ "SIGINT" where the launcher was told to stop, else ""."""
+    found = re.match(r"(SIG[A-Z0-9]+) to the launcher", ending)
+    return found[1] if found else ""
+
+
+def at(verdict: Verdict, stacks: Mapping[int, Stack]) -> str:
+    """Where the culprit is: `train.py:31:load_batch`. A frame of rankwatch's own that the verdict names is replaced by the user's below it."""
+    place = verdict.at
+    for rank in verdict.culprit_ranks:
+        frames: Sequence[Frame] = stacks[rank].main if rank in stacks else ()
+        if place and any(frame.short == place and traces.is_own(frame.file) for frame in frames):
+            return next((frame.short for frame in frames if not traces.is_library(frame.file)), "")
+    return place
+
+
 def now_wall(status: Status) -> float:
     """Unix seconds of the picture."""
     return status.snapshot.wall_at if status.snapshot else status.job.started_wall_at
@@ -110,7 +165,10 @@ def wall(snapshot: JobSnapshot, at: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """What one rank does now. `phase` is a key of wire.signals.PHASE_CODES; `since` is monotonic seconds; `detail` is one line."""
+    """What one rank does now. `phase` is a key of wire.signals.PHASE_CODES; `since` is monotonic seconds; `detail` is one line.
+
+    label: what people read: the phase, or "culprit: not_entered" and "waiting" while an incident is open. kind: its colour, a phase or `culprit`.
+    """
 
     rank: int
     phase: str
@@ -123,6 +181,11 @@ class RankView:
     lag: int | None
     inflight_s: float
     timeout_s: float | None
+    label: str = ""
+    kind: str = ""
+
+
+_TELLING_PHASES = ("compiling", "cudagraph_capture", "data_wait", "checkpoint", "dead", "shutdown")
 
 
 def default_group(groups: Iterable[Group]) -> Group | None:
@@ -203,6 +266,8 @@ def _view(
         lag=highest - seq if seq is not None and highest is not None else None,
         inflight_s=inflight_s,
         timeout_s=timeout_s,
+        label=f"culprit: {culprit.cause}" if culprit else "waiting" if waiting and phase == "collective_wait" else phase.replace("_", " "),
+        kind="culprit" if culprit and phase not in _TELLING_PHASES else phase,
     )
 
 
@@ -264,6 +329,11 @@ def exit_words(code: int | None) -> str:
     if code < 0:
         return f"killed by {_SIGNALS.get(-code, f'signal {-code}')}"
     return f"exit code {code}"
+
+
+def compile_seconds(seconds: Mapping[Any, Any]) -> float:
+    """The whole of `RankState.compile_totals["seconds"]`: its stages exclude each other."""
+    return sum(float(value) for value in seconds.values() if isinstance(value, (int, float)) and 0 <= value < 1e12)
 
 
 def phase_sets(views: Mapping[int, RankView], world_size: int) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""First code of the agent in a process: decides whether to watch it, and hangs one light import hook.
+"""First code of the agent in a process: decides whether to watch it, hangs one light import hook, and leaves a mark in the slot.
 
 Everything else of the agent is imported when torch is. Runs in each process that inherits RANK until one has joined the process group.
 """
@@ -38,6 +38,8 @@ def start(environ: Mapping[str, str]) -> bool:
     for probe, modules in PROBES:
         for module in modules:
             when_imported(module, lambda torch_module, probe=probe: _arm(probe, torch_module))  # type: ignore[misc]
+    if "--multiprocessing-fork" not in sys.orig_argv:
+        _leave_mark(environ)
     return True
 
 
@@ -59,6 +61,16 @@ def _arm(probe: str, torch_module: Any) -> None:
     from rankwatch.agent.rank import arm
 
     arm(probe, torch_module)
+
+
+def _leave_mark(environ: Mapping[str, str]) -> None:
+    import atexit
+
+    from rankwatch.agent.mark import leave
+
+    mark = leave(environ)
+    if mark is not None:
+        atexit.register(mark.exits)
 
 
 def _grant_tracing(launcher_pid: int) -> None:

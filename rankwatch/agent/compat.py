@@ -52,6 +52,7 @@ NEW_GROUP = Target(
     ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
 )
 SPLIT_GROUP = Target("collectives", "torch.distributed.distributed_c10d", "split_group", ("parent_pg",))
+MONITORED_BARRIER = Target("collectives", "torch.distributed.distributed_c10d", "monitored_barrier", ("group", "timeout"))
 SET_TIMEOUT = Target("collectives", "torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout",))
 GRAPH_RECORD = Target("cudagraph", "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.record_function", ("self", "new_inputs", "function_id"))
 GRAPH_EAGER = Target("cudagraph", "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.run_eager", ("self", "new_inputs", "function_id"))
@@ -71,6 +72,7 @@ TARGETS = (
     DESTROY_GROUP,
     NEW_GROUP,
     SPLIT_GROUP,
+    MONITORED_BARRIER,
     SET_TIMEOUT,
     GRAPH_RECORD,
     GRAPH_EAGER,

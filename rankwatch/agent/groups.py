@@ -54,10 +54,18 @@ class Groups:
             self._follow(group, str(name))
         # the default group first: should the record be too long, its end is what is left out
         entries = sorted((entry for _identity, entry in self._live.values()), key=lambda entry: (entry["desc"] != "default_pg", entry["created_wall_ns"]))
-        record = {"creating": self._creating, "total": len(entries), "groups": entries}
+        creating = self._creating
+        made_of = self._given[creating][0] if creating is not None and creating in self._given else ""
+        record = {"creating": creating, "creating_ranks": made_of, "total": len(entries), "groups": entries}
         if record != self._shown:
             self._shown = {**record, "groups": [dict(entry) for entry in entries]}
             self._publish(record)
+
+    def name_of(self, group: Any) -> str:
+        """Of a group as callers give it, None for the default one; "" when it is not in torch's registry."""
+        if group is None:
+            return next((name for name, (_identity, entry) in self._live.items() if entry["desc"] == "default_pg"), "")
+        return str(self._world.pg_names.get(group, ""))
 
     def forget(self) -> None:
         """Publish again at the next refresh, whatever was shown (the slot was emptied)."""

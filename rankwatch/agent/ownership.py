@@ -1,6 +1,6 @@
 """Who may write a rank's slot. Several processes inherit RANK; the slot belongs to the one that joined the process group.
 
-Provisionally it belongs to the process that imported torch (owner state `armed`); the process that enters init_process_group claims it
+Provisionally it belongs to the process that imported torch (owner state `armed`; `loaded` before that); the process that enters init_process_group claims it
 (state `claimed`). Nothing is locked: the owner record decides, and each write checks that it is still one's own.
 """
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 def may_arm(owner: Mapping[str, Any], pid: int, helper: bool) -> bool:
     """Whether process `pid`, which has just imported torch, becomes the provisional owner.
 
-    A claimed slot is never taken by arming: the last state of a rank that was killed stays. An armed ancestor (a wrapper that starts the
-    trainer) gives way; an armed stranger keeps it while it lives. helper: this process is a multiprocessing child, which arms nothing.
+    A mark (state `loaded`, see mark.py) gives way. A claimed slot is never taken by arming: the last state of a rank that was killed stays.
+    An armed ancestor (a wrapper that starts the trainer) gives way; an armed stranger keeps it while it lives. helper: this process is a
+    multiprocessing child, which arms nothing.
     """
     if _is(owner, pid):
         return True
     if helper or owner.get("state") == "claimed":
         return False
+    if owner.get("state") == "loaded":
+        return True
     return not alive(owner) or descends(pid, owner)
 
 

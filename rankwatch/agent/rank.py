@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from rankwatch.agent import ownership
+from rankwatch.agent import orphan, ownership
 from rankwatch.agent.boot import PROBES
 from rankwatch.agent.crash import ending_exception
 from rankwatch.agent.guard import Probe, here
@@ -38,6 +38,8 @@ class Rank:
         self.slot_dir = environ[env.SLOT_DIR]
         self.claimed = False
         self.stage = "armed"
+        self.stage_since_ns = time.monotonic_ns()
+        self.barrier: dict[str, Any] | None = None  # the newest monitored_barrier
         self.failed = False  # an exception ends this process
         self.socket = ""
         self.torch_version = "?"
@@ -45,8 +47,7 @@ class Rank:
         self.on_exit: list[Callable[[], None]] = []
         self.on_compiled: list[Callable[[str, str], None]] = []
         self._attempt = int(environ.get(env.ATTEMPT, "0") or 0)
-        self._launcher_pid = int(environ.get(env.LAUNCHER_PID, "0") or 0)
-        self._launcher_ticks = ownership.start_ticks(self._launcher_pid) if self._launcher_pid else 0
+        self._launcher = orphan.Launcher(int(environ.get(env.LAUNCHER_PID, "0") or 0))
         self.probes = {name: Probe(name, self._show_probes) for name, _modules in PROBES}
         for name, modules in PROBES:
             self.probes[name].detail = f"waits for the import of {modules[0]}"
@@ -90,9 +91,14 @@ class Rank:
             self.slot.rewrite_owner(self._owner_record("claimed" if self.claimed else "armed"))
 
     def enter(self, stage: str, exception: dict[str, Any] | None = None) -> None:
-        """Write the lifecycle record: armed, joining, joined, left or exiting."""
-        self.stage = stage
-        self.slot.write_json("lifecycle", {"stage": stage, "since_mono_ns": time.monotonic_ns(), "exception": exception})
+        """Write the lifecycle record: armed, joining, join_failed, joined, left or exiting. exception: of join_failed and exiting."""
+        self.stage, self.stage_since_ns = stage, time.monotonic_ns()
+        self.show_stage(exception)
+
+    def show_stage(self, exception: dict[str, Any] | None = None) -> None:
+        """Write the lifecycle record as it is now."""
+        record = {"stage": self.stage, "since_mono_ns": self.stage_since_ns, "exception": exception, "barrier": self.barrier}
+        self.slot.write_json("lifecycle", record)
 
     def exits(self) -> None:
         """atexit: say how the process ends, stop what runs, and leave no file behind when the launcher cannot remove them any more."""
@@ -109,8 +115,8 @@ class Rank:
                     stop()
                 except Exception:
                     pass
-            if self.slot.owned:
-                self._remove_if_orphaned()
+            if self.slot.owned and self._launcher.gone():
+                orphan.remove(self.slot_dir, self.rank)
 
     def forked(self) -> None:
         """In a fork child: a child of a rank is no rank; a child of a process that has not joined may still become one."""
@@ -138,19 +144,6 @@ class Rank:
     def _show_probes(self) -> None:
         if hasattr(self, "probes"):
             self.slot.write_json("probes", {p.name: {"status": p.status, "detail": p.detail[:300], "errors": p.errors} for p in self.probes.values()})
-
-    def _remove_if_orphaned(self) -> None:
-        if not self._launcher_ticks or ownership.start_ticks(self._launcher_pid) == self._launcher_ticks:
-            return
-        for name in (env.slot_name(self.rank), env.socket_name(self.rank)):
-            try:
-                os.unlink(os.path.join(self.slot_dir, name))
-            except OSError:
-                pass
-        try:
-            os.rmdir(self.slot_dir)  # the last rank of the node succeeds
-        except OSError:
-            pass
 
 
 _rank: Rank | None = None

@@ -11,7 +11,7 @@ _OWN = os.path.dirname(__file__) + os.sep
 
 def is_torch_or_stdlib(filename: str) -> bool:
     """Whether a file is torch's, the standard library's or none (`<frozen runpy>`); a model from an installed package is not."""
-    if filename.startswith(("<", _OWN)):
+    if filename.startswith(("<", _OWN)) or "/torchinductor_" in filename:  # code that inductor generated
         return True
     if _installed(filename):
         torch_file = getattr(sys.modules.get("torch"), "__file__", None)

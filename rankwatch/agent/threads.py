@@ -29,7 +29,10 @@ def clean(text: str, limit: int) -> str:
 
 
 class LiveThread:
-    """What one thread compiles now: its region names from the outermost to the innermost, and the texts of the root."""
+    """What one thread compiles now: (name, start) of its regions from the outermost to the innermost, and the texts of the root.
+
+    A KeyboardInterrupt may fall between any two lines that work on this. So a region is one list item, and the thread keeps its record.
+    """
 
     __slots__ = (
         "code",
@@ -39,14 +42,14 @@ class LiveThread:
         "frame",
         "is_main",
         "kind",
-        "names",
         "native_id",
         "reason",
         "reason_looks",
         "reason_place",
+        "regions",
+        "shown",
         "split",
         "splits",
-        "starts",
         "texts",
     )
 
@@ -54,14 +57,13 @@ class LiveThread:
         self.native_id = threading.get_native_id()
         self.is_main = get_ident() == threading.main_thread().ident
         self.cursor: Cursor | None = None
-        self.names: list[str] = []
-        self.starts: list[int] = []
+        self.regions: list[tuple[str, int]] = []
+        self.shown = False  # the record is not empty
         self.clear()
 
     def clear(self) -> None:
         """Forget the compile that has ended."""
-        self.names.clear()
-        self.starts.clear()
+        self.regions.clear()
         self.compile_id = self.kind = self.frame = self.reason = self.detail = ""
         self.split = self.splits = 0
         self.code: CodeType | None = None
@@ -86,6 +88,7 @@ class LiveThreads:
 
     def __init__(self, slot: RankSlot) -> None:
         self._slot = slot
+        self._put_thread = slot.put_thread
         self._by_ident: dict[int, LiveThread] = {}
         self._free = [slot.cursors[f"thread_{n}"] for n in reversed(range(layout.THREADS))]
 
@@ -98,13 +101,14 @@ class LiveThreads:
         """Write `live` as it is now; its innermost region is the phase. On the path of every phase event: 2 us."""
         cursor = live.cursor
         if cursor is not None:
-            starts = live.starts
-            name = live.names[-1]
+            regions = live.regions
+            name, phase_ns = regions[-1]
             text = live.texts.get(name) or live.encode(name)
-            self._slot.put_thread(cursor, now_ns, live.native_id, starts[0], starts[-1], len(starts), live.split, live.splits, text)
+            live.shown = True
+            self._put_thread(cursor, now_ns, live.native_id, regions[0][1], phase_ns, len(regions), live.split, live.splits, text)
 
     def opens(self, live: LiveThread) -> None:
-        """The thread starts a compile: give it a record."""
+        """The thread starts a compile: it needs a record, which it then keeps."""
         if live.cursor is None:
             if not self._free:
                 self._reclaim()
@@ -113,17 +117,25 @@ class LiveThreads:
 
     def closes(self, live: LiveThread) -> None:
         """The thread's outermost region has ended."""
-        cursor, live.cursor = live.cursor, None
+        if live.cursor is not None:
+            self._slot.put(live.cursor, b"", monotonic_ns())
+            live.shown = False
         live.clear()
-        if cursor is not None:
-            self._slot.put(cursor, b"", monotonic_ns())
-            self._free.append(cursor)
+
+    def sweep(self) -> None:
+        """Empty records of threads that compile no more: a KeyboardInterrupt inside a hook may have come before it was done. Any thread."""
+        for live in list(self._by_ident.values()):
+            if live.shown and not live.regions and live.cursor is not None:
+                self._slot.put(live.cursor, b"", monotonic_ns())
+                live.shown = False
+                if live.regions:  # it has begun to compile meanwhile
+                    self.show(live, monotonic_ns())
 
     def split(self, number: int, of: int) -> None:
         """DDPOptimizer compiles split `number` (from 1) of `of` on the calling thread; 0 of 0: it is done."""
         live = self.here()
         live.split, live.splits = min(number, 65535), min(of, 65535)
-        if live.names:
+        if live.regions:
             self.show(live, monotonic_ns())
 
     def forget(self) -> None:
@@ -140,7 +152,17 @@ class LiveThreads:
         return live
 
     def _reclaim(self) -> None:
-        """Take back what threads hold that have ended in the middle of a compile."""
+        """Take back the records of threads that have ended, also in the middle of a compile; without any, those of idle threads."""
         alive = sys._current_frames()
         for ident in [ident for ident in self._by_ident if ident not in alive]:
-            self.closes(self._by_ident.pop(ident))
+            self._take_back(self._by_ident.pop(ident))
+        if not self._free:
+            for live in list(self._by_ident.values()):
+                if not live.regions:
+                    self._take_back(live)
+
+    def _take_back(self, live: LiveThread) -> None:
+        self.closes(live)
+        cursor, live.cursor = live.cursor, None
+        if cursor is not None:
+            self._free.append(cursor)

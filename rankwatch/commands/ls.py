@@ -9,17 +9,21 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rankwatch import shown
 from rankwatch.cli import fail, say
 from rankwatch.commands.report import EXIT_NOTHING_FOUND, incident_files, read
 from rankwatch.config import Options
 from rankwatch.launcher.rundir import LATEST, ROOT
+
+HEADER = ("RUN", "LASTED", "EXIT", "INCIDENTS", "COMMAND")
+COMMAND_CHARS = 60
 
 
 def main(argv: Sequence[str], options: Options) -> int:
     """0: listed; 2: wrong usage; 3: no run there."""
     parser = argparse.ArgumentParser(
         prog="rankwatch ls",
-        description="List runs, the newest first: name, exit code, incidents by their last verdict.",
+        description="List runs, the newest first: name, duration, exit code, incidents by the worst verdict that each reached, command.",
         epilog="Exit codes: 0 listed, 2 wrong usage, 3 no run found.",
         allow_abbrev=False,
     )
@@ -31,28 +35,38 @@ def main(argv: Sequence[str], options: Options) -> int:
     if not runs:
         say(f"no run in {path}")
         return EXIT_NOTHING_FOUND
-    rows = [(os.path.basename(run), _outcome(run), _incidents(run)) for run in sorted(runs, reverse=True)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for name, outcome, incidents in rows:
-        print(f"{name:{widths[0]}}  {outcome:{widths[1]}}  {incidents}")
+    rows = [HEADER, *(_row(run) for run in sorted(runs, reverse=True))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    for row in rows:
+        print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
-def _outcome(run: str) -> str:
+def _row(run: str) -> tuple[str, ...]:
+    name, incidents = shown.one_line(os.path.basename(run)), _incidents(run)
     try:
         with open(os.path.join(run, "run.json"), encoding="utf-8") as file:
             doc: dict[str, Any] = json.load(file)
-    except (OSError, ValueError):
-        return "unreadable"
-    exit_code = doc.get("exit_code")
-    return f"exit {exit_code}" if exit_code is not None else "no end recorded"
+        started, ended, code = doc.get("started_at"), doc.get("ended_at"), doc.get("exit_code")
+        lasted = shown.duration(ended - started) if isinstance(started, (int, float)) and isinstance(ended, (int, float)) else "-"
+        return name, lasted, "no end recorded" if code is None else str(code), incidents, _command(doc.get("command") or ())
+    except (OSError, ValueError, AttributeError):
+        return name, "-", "unreadable", incidents, ""
+
+
+def _command(words: Sequence[str]) -> str:
+    """What was run, from the word torchrun on: rankwatch's own options tell nothing apart."""
+    shown_words = list(map(str, words))
+    if "torchrun" in shown_words:
+        shown_words = shown_words[shown_words.index("torchrun") :]
+    return shown.cut(shown.one_line(" ".join(word.rsplit("/", 1)[-1] if word.endswith(".py") else word for word in shown_words)), COMMAND_CHARS)
 
 
 def _incidents(run: str) -> str:
     counted: Counter[str] = Counter()
     for file in incident_files(run):
         try:
-            counted[read(file)["verdict"]] += 1
+            counted[shown.worst_in(read(file))] += 1
         except (OSError, ValueError):
             counted["unreadable"] += 1
-    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(counted.items())) or "no incident"
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(counted.items())) or "none"

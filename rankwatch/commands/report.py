@@ -98,8 +98,8 @@ def _write(text: str, output: str | None) -> int:
         else:
             with open(output, "w", encoding="utf-8") as file:
                 file.write(text)
-    except BrokenPipeError:  # `| head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # cli.main knows
+        raise
     except OSError as error:
         return fail(f"cannot write {output or 'stdout'}: {error.strerror or error}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Protocol
 
 from rankwatch.model import Incident, IncidentChange, JobSnapshot, RankState, Status
 from rankwatch.notify import lines
@@ -17,10 +17,17 @@ QUEUE_LINES = 1000
 WORTH_SAYING_S = 1.0
 
 
+class Out(Protocol):
+    """A stream, or rankwatch.stderr's."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> None: ...
+
+
 class Announcer:
     """Says each thing once: what is watched, that all ranks step, each verdict (again at 1, 5, 15 min), the end."""
 
-    def __init__(self, out: TextIO, log_format: str = "logfmt", blind_after_s: float = 30.0) -> None:
+    def __init__(self, out: Out, log_format: str = "logfmt", blind_after_s: float = 30.0) -> None:
         self._out = out
         self._blind_after_s = blind_after_s
         self._json = log_format == "json"
@@ -98,7 +105,7 @@ class Announcer:
         due_s = REPEAT_AT_S[said] if said < len(REPEAT_AT_S) else REPEAT_AT_S[-1] + REPEAT_EVERY_S * (said - len(REPEAT_AT_S) + 1)
         if now - incident.opened_at >= due_s:
             self._repeats[incident.id] = said + 1
-            self._say(lines.verdict(incident, status, self._said[incident.id], as_json=self._json))
+            self._say(lines.verdict(incident, status, self._said[incident.id], said + 1, as_json=self._json))
 
     def _look_for_steps(self, ranks: tuple[RankState, ...], status: Status, snapshot: JobSnapshot) -> None:
         for rank in ranks:
@@ -140,8 +147,8 @@ class Announcer:
                 # One write for a whole line: ranks write to the same stderr.
                 self._out.write(item if item.endswith("\n") else item + "\n")
                 self._out.flush()
-            except (OSError, ValueError):
-                self.dropped += 1  # stderr is closed or full; files and pages still tell
+            except Exception:  # stderr is closed or full, or not what it seems; files and pages still tell
+                self.dropped += 1
 
 
 def _steps(rank: RankState) -> bool:

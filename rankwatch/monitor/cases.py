@@ -1,16 +1,19 @@
 """The incidents of a run in the monitor's hands: folded from verdicts, filled with evidence, written and told.
 
-The life of an incident is decided in monitor/incidents.py; here is only what has to be done about each change.
+The life of an incident is decided in monitor/incidents.py; here is only what has to be done about each change, and what an incident that
+is over keeps: the last picture from while it was open, not that of the recovery or of the job's end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from rankwatch.model import Incident, IncidentChange, JobSnapshot, Stack, Status, Verdict
+from rankwatch.model import CompileActivity, Incident, IncidentChange, JobSnapshot, RankState, Stack, Status, Verdict
 from rankwatch.monitor.announce import Announcer
 from rankwatch.monitor.command import IncidentCommand
+from rankwatch.monitor.diagnose.stacks import group_stacks
 from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.files import RunFiles, as_json
 from rankwatch.monitor.incidents import Book, fold
@@ -21,6 +24,16 @@ from rankwatch.report import incident as incident_report
 REWRITE_EVERY_S = 5.0
 WAITING_SHOWN = 8
 BEFORE_DEATH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The last look that showed the trouble. compiles: of each rank the longest compile seen, as the document shows it."""
+
+    incident: Incident
+    status: Status
+    gone: frozenset[int]
+    compiles: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,7 @@ class Cases:
         self._command = command
         self._evidence = evidence
         self._written: dict[str, _Written] = {}
+        self._seen: dict[str, _Seen] = {}
 
     def judge(self, verdicts: tuple[Verdict, ...], snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
         """Fold the verdicts of one look into the incidents; what has changed."""
@@ -46,12 +60,28 @@ class Cases:
         for change in changes:
             if change.kind == "opened":
                 self._evidence.forget_native(change.incident.verdict.culprit_ranks)
-        return changes
+        closed = {change.incident.id for change in changes if change.kind == "closed"}
+        if closed or snapshot.ending or snapshot.final:
+            over = tuple(self._keep(incident, snapshot) for incident in self.book.open) if snapshot.ending or snapshot.final else self.book.open
+            ended = tuple(self._keep(incident, snapshot) if incident.id in closed else incident for incident in self.book.closed)
+            self.book = replace(self.book, open=over, closed=ended)
+            for incident_id in closed:
+                self._seen.pop(incident_id, None)
+        return tuple(replace(change, incident=self._newest(change.incident)) for change in changes)
 
     def end_attempt(self, snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
         """Close everything: the processes that it was about are gone, and new ones run under their ranks."""
         self.book = replace(self.book, open=tuple(replace(incident, final=False) for incident in self.book.open))
-        return self.judge((), replace(snapshot, final=True), limits)
+        changes = self.judge((), replace(snapshot, final=True), limits)
+        closed = {change.incident.id for change in changes}
+        self.book = replace(self.book, closed=tuple(_restarted(incident, snapshot) if incident.id in closed else incident for incident in self.book.closed))
+        return tuple(replace(change, incident=self._newest(change.incident)) for change in changes)
+
+    def job_ended(self, status: Status) -> None:
+        """The last rewrite: documents of incidents that were open until now, or closed at the last look, say how the job ended."""
+        at = status.snapshot.now if status.snapshot is not None else 0.0
+        for incident in (*self.book.open, *(incident for incident in self.book.closed if incident.closed_at == at)):
+            self._write(incident, status)
 
     def ranks_to_dump(self, changes: Iterable[IncidentChange]) -> tuple[int, ...]:
         """Whose stacks a new or a worse incident shows: the culprits and some of those that wait for them."""
@@ -90,6 +120,7 @@ class Cases:
         if snapshot is None:
             return
         changed = {change.incident.id: change for change in changes}
+        self._look(status, snapshot)
         for incident in self.book.open:
             change = changed.get(incident.id)
             written = self._written.get(incident.id)
@@ -101,6 +132,38 @@ class Cases:
                 self._write(change.incident, status)
             if change.kind != "updated":
                 self._announce(replace(change, incident=self._newest(change.incident)), status)
+
+    def _look(self, status: Status, snapshot: JobSnapshot) -> None:
+        """Remember this look for the incidents whose trouble it still shows."""
+        if snapshot.ending or snapshot.final:
+            return
+        current, ranks = {verdict.key for verdict in status.verdicts}, snapshot.ranks()
+        for incident in self.book.open:
+            before, told = self._seen.get(incident.id), _shown(incident)
+            gone = frozenset(rank for rank in told if rank in ranks and _gone(ranks[rank]))
+            if incident.verdict.key not in current:
+                continue
+            if before is not None and before.incident.verdict.verdict == incident.verdict.verdict and gone - before.gone:
+                continue  # the end has begun, though nobody has said so yet
+            rows = {
+                str(rank): incident_report.compile_row(activity, status) for rank in incident.verdict.culprit_ranks if (activity := _compiles(ranks.get(rank)))
+            }
+            longest = dict(before.compiles) if before is not None else {}
+            longest.update((rank, row) for rank, row in rows.items() if row["elapsed_s"] >= longest.get(rank, row)["elapsed_s"])
+            self._seen[incident.id] = _Seen(incident, status, gone, longest)
+
+    def _keep(self, incident: Incident, snapshot: JobSnapshot) -> Incident:
+        """The incident with the picture from before its end."""
+        seen = self._seen.get(incident.id)
+        if seen is None:
+            return incident
+        kept = incident.kept
+        if not kept:
+            kept = incident_report.picture(seen.incident, seen.status)
+            kept = {**kept, "compile": {**kept["compile"], **seen.compiles}}
+        stacks = {**incident.stacks, **seen.incident.stacks}
+        groups = group_stacks(stacks, incident.verdict.culprit_ranks, incident.verdict.waiting_ranks)
+        return replace(incident, kept=incident_report.with_crashes(kept, incident, snapshot), stacks=stacks, stack_groups=groups)
 
     def _write(self, incident: Incident, status: Status) -> None:
         now = status.snapshot.now if status.snapshot is not None else 0.0
@@ -118,13 +181,29 @@ class Cases:
             "domain": verdict.domain,
             "culprit_ranks": list(verdict.culprit_ranks),
             "waiting_ranks": list(verdict.waiting_ranks),
-            "summary": verdict.summary,
+            "summary": incident_report.summary(verdict),
         }
         self._files.event(incident.updated_wall_at, f"incident_{change.kind}", fields)
         self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)))
 
     def _newest(self, incident: Incident) -> Incident:
         return next((other for other in (*self.book.open, *self.book.closed) if other.id == incident.id), incident)
+
+
+def _restarted(incident: Incident, snapshot: JobSnapshot) -> Incident:
+    """A closed incident that did not recover: torchrun has replaced the processes that it was about."""
+    attempt = snapshot.attempt + 1
+    summary = incident.verdict.summary.replace("recovered after", f"torchrun restarted the workers (attempt {attempt}) after", 1)
+    end = {"ended_at": snapshot.wall_at, "exit_code": None, "ending": snapshot.ending, "state": "restarting", "attempt": attempt}
+    return replace(incident, verdict=replace(incident.verdict, summary=summary), kept={**incident.kept, "job": end})
+
+
+def _gone(rank: RankState) -> bool:
+    return rank.stage in ("left", "exiting") or (rank.process is not None and not rank.process.alive)
+
+
+def _compiles(rank: RankState | None) -> CompileActivity | None:
+    return min(rank.compiling, key=lambda activity: activity.started_at, default=None) if rank is not None else None
 
 
 def _adds(stack: Stack, before: Stack | None, worse: bool) -> bool:

@@ -1,9 +1,15 @@
-"""The user's `--on-incident` command: started with incident.json on its stdin, never waited for in the loop's thread."""
+"""The user's `--on-incident` command: started with incident.json on its stdin, never waited for in the loop's thread.
+
+It keeps its deadline when the launcher ends before it: coreutils' `timeout`, where there is one, ends it then. So a page of the last moment
+still goes out, and nothing lives on for ever.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import select
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -39,8 +45,7 @@ class IncidentCommand:
                 given.write(document)
                 given.seek(0)
                 process = subprocess.Popen(
-                    self._command,
-                    shell=True,
+                    _bounded(self._command),
                     stdin=given,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
@@ -62,6 +67,12 @@ class IncidentCommand:
         if process.returncode:
             last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
             self._say(f"on-incident command ended with exit code {process.returncode}: {last[0][:200]}")
+
+
+def _bounded(command: str) -> list[str]:
+    timeout = shutil.which("timeout")
+    late_s = math.ceil(DEADLINE_S) + 1  # the launcher's own deadline comes first, it says so
+    return [*([timeout, "-s", "KILL", str(late_s)] if timeout else []), "/bin/sh", "-c", command]
 
 
 def _tail_until_end(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:

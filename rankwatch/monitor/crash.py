@@ -12,8 +12,11 @@ from rankwatch.monitor.workers import Worker
 
 TAIL_BYTES = 64 << 10
 MAX_TRACEBACK = 8000
+MAX_LINE = 500
+MAX_ERROR_FILE_BYTES = 16 << 20  # it holds the whole message
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
-_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
+_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>", "/rankwatch/agent/", "/torchinductor_")
+_TERMINATE = re.compile(r"terminate called after throwing an instance of '([^'\n]+)'\s*\n(?:.*what\(\):\s*(.*))?")
 _PREFIX = re.compile(r"^(\[[^\]\n]{1,40}\]:\s?)+", re.M)  # "[rank1]: ", added by torchrun and by torch's own excepthook
 
 
@@ -26,7 +29,7 @@ def from_error_file(path: str) -> Crash | None:
     """torchelastic's error file, written by `record` in the rank; None when it is absent or not of that form."""
     try:
         with open(path, "rb") as file:
-            document: Any = json.loads(file.read(1 << 20))
+            document: Any = json.loads(file.read(MAX_ERROR_FILE_BYTES))
         message = document["message"]
         extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
         text = str(message["message"] if isinstance(message, dict) else message)
@@ -38,7 +41,7 @@ def from_error_file(path: str) -> Crash | None:
             type=kind,
             message=rest[:2000],
             where=user_frame(traceback),
-            traceback=traceback[-MAX_TRACEBACK:],
+            traceback=_bounded(traceback),
             source=f"error file {path}",
             at_wall=float(str(timestamp)) if str(timestamp or "").isdigit() else None,
         )
@@ -47,8 +50,10 @@ def from_error_file(path: str) -> Crash | None:
 
 
 def from_log(path: str) -> Crash | None:
-    """The last Python traceback in the tail of a log; None when there is none."""
+    """The C++ exception that ended the process, else the last Python traceback, in the tail of a log; None when there is none."""
     text = tail(path)
+    if ended := _TERMINATE.search(text):
+        return Crash(type=ended[1], message=ended[2].strip()[:2000], source=f"log {path}")
     start = text.rfind("Traceback (most recent call last):")
     if start < 0:
         return None
@@ -62,7 +67,17 @@ def from_log(path: str) -> Crash | None:
             break
     kind, _, message = last.partition(": ")
     traceback = "\n".join(body)
-    return Crash(type=kind.strip(), message=message[:2000], where=user_frame(traceback), traceback=traceback[-MAX_TRACEBACK:], source=f"log {path}")
+    return Crash(type=kind.strip(), message=message[:2000], where=user_frame(traceback), traceback=_bounded(traceback), source=f"log {path}")
+
+
+def _bounded(traceback: str) -> str:
+    """First and last frames of a long traceback; no message, however long, takes their place."""
+    lines = [line if len(line) <= MAX_LINE else line[:MAX_LINE] + "..." for line in traceback.splitlines()]
+    text = "\n".join(lines)
+    if len(text) <= MAX_TRACEBACK:
+        return text
+    half = MAX_TRACEBACK // 2
+    return text[:half].rpartition("\n")[0] + "\n  ...\n" + text[-half:].partition("\n")[2]
 
 
 def tail(path: str, max_bytes: int = TAIL_BYTES) -> str:

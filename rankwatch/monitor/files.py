@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankwatch import redact
 from rankwatch.model import PAGING, Incident, Stack, Status
 from rankwatch.monitor.writer import Writer
 from rankwatch.report import incident as incident_report
@@ -42,8 +43,8 @@ class RunFiles:
         self._writer.write(f"{self.prefix}run.json", lambda: as_json(run_report.to_json(status)))
 
     def event(self, wall_at: float, kind: str, fields: Mapping[str, Any]) -> None:
-        """One line of events.jsonl."""
-        self._writer.append(f"{self.prefix}events.jsonl", as_json({"at": round(wall_at, 3), "event": kind, **fields}, indent=None))
+        """One line of events.jsonl, without secrets."""
+        self._writer.append(f"{self.prefix}events.jsonl", as_json({"at": round(wall_at, 3), "event": kind, **_public(fields)}, indent=None))
 
     def incident(self, incident: Incident, status: Status) -> None:
         """incident.json first, then report.txt, index.html and a file for each stack."""
@@ -126,6 +127,15 @@ class RunFiles:
 
 def _stack_file(stack: Stack) -> Callable[[], bytes]:
     return lambda: (incident_report.stack_text(stack) or f"no stack: {stack.error}\n").encode("utf-8", "replace")
+
+
+def _public(value: Any) -> Any:
+    """Texts in it, however deep, without secrets."""
+    if isinstance(value, str):
+        return redact.text(value)
+    if isinstance(value, Mapping):
+        return {key: _public(item) for key, item in value.items()}
+    return [_public(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def as_json(document: Mapping[str, Any], indent: int | None = 1) -> bytes:

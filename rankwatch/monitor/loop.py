@@ -7,17 +7,16 @@ the announcer, each with a bound, so that nothing but the judging itself delays 
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TextIO
 
+from rankwatch import stderr
 from rankwatch.config import Options
 from rankwatch.model import JobInfo, JobSnapshot, NodeReport, Status, Verdict, Want
 from rankwatch.monitor import failure, published
-from rankwatch.monitor.announce import Announcer
+from rankwatch.monitor.announce import Announcer, Out
 from rankwatch.monitor.capabilities import settled
 from rankwatch.monitor.cases import Cases
 from rankwatch.monitor.command import IncidentCommand
@@ -50,10 +49,10 @@ class _Command:
 class Monitor:
     """Watches the workers of one launcher. Its methods may be called from the launcher's main thread, return within their bound and never raise."""
 
-    def __init__(self, options: Options, job: JobInfo, limits: Limits, out: TextIO | None = None) -> None:
+    def __init__(self, options: Options, job: JobInfo, limits: Limits, out: Out | None = None) -> None:
         self.status = Status(job=job, snapshot=None)
         self._limits = limits
-        self._announcer = Announcer(out if out is not None else sys.stderr, options.log_format, limits.blind_after_s)
+        self._announcer = Announcer(out if out is not None else stderr.current(), options.log_format, limits.blind_after_s)
         self._writer = Writer(job.run_dir, self._announcer.notice)
         self._files = RunFiles(self._writer)
         self._capture = StackCapture()
@@ -197,7 +196,15 @@ class Monitor:
 
     def _targets(self, reader: Reader, ranks: Iterable[int]) -> list[Target]:
         pids = reader.pids()
-        return [Target(rank, pids[rank], reader.socket_of(rank), lambda pid=pids[rank]: self._children.children(pid)) for rank in ranks if rank in pids]  # type: ignore[misc]
+        return [self._target(rank, pids[rank], reader.socket_of(rank)) for rank in ranks if rank in pids]
+
+    def _target(self, rank: int, pid: int, socket: str) -> Target:
+        return Target(rank, pid, socket, lambda: self._children.children(pid), lambda: self._heartbeat_at(rank))
+
+    def _heartbeat_at(self, rank: int) -> float | None:
+        snapshot = self.status.snapshot
+        state = snapshot.ranks().get(rank) if snapshot is not None else None
+        return state.heartbeat_at if state is not None else None
 
     def _take_evidence(self) -> None:
         """Between two looks: stacks that have come in go into the open incidents at once; nothing is judged."""
@@ -226,6 +233,7 @@ class Monitor:
             self._files.prefix = published.node_prefix(workers.node)
         self._reader = Reader(workers)
         self._state, self._wants, self._ending, self._looked_at = State(), (), "", None
+        self._failure_seen = False
         self._evidence.forget()
         self._announcer.restarted()
         for worker in workers.workers:
@@ -288,6 +296,7 @@ class Monitor:
         failed = exit_code != 0
         self._guarded(lambda: self._tick(final=True))
         self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
+        self._cases.job_ended(self.status)
         self._files.event(time.time(), "end", {"exit_code": exit_code})
         self._files.run(self.status)
         if self._reader is not None:

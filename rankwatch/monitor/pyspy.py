@@ -6,17 +6,18 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from rankwatch.model import Frame, Stack, Thread
+from rankwatch.monitor import bounded
 from rankwatch.monitor.processes import read_stat
 
 DUMP_DEADLINE_S = 1.8
 NATIVE_DEADLINE_S = 6.0
+MAX_BYTES = 16 << 20
 MAX_THREADS = 64
 MAX_FRAMES = 200
 
@@ -40,9 +41,11 @@ def dump(pyspy: str, pid: int, deadline_s: float = DUMP_DEADLINE_S, native: bool
         return Stack(pid=pid, at=time.monotonic(), error="process is stopped: a native dump would have to pause it")
     command = [pyspy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False, env=_environment())
-    except subprocess.TimeoutExpired:
+        done = bounded.run(command, deadline_s, MAX_BYTES, _environment())
+    except TimeoutError:
         return Stack(pid=pid, at=time.monotonic(), error=f"py-spy gave no answer within {deadline_s:g} s")
+    except bounded.Flood:
+        return Stack(pid=pid, at=time.monotonic(), error=f"py-spy wrote more than {MAX_BYTES >> 20} MiB; is {pyspy} really py-spy?")
     except OSError as error:
         return Stack(pid=pid, at=time.monotonic(), error=f"py-spy does not start: {error}")
     finally:
@@ -53,7 +56,7 @@ def dump(pyspy: str, pid: int, deadline_s: float = DUMP_DEADLINE_S, native: bool
         return Stack(pid=pid, at=at, error=explain(done.stderr.decode("utf-8", "replace"), pid))
     try:
         threads = threads_of(json.loads(done.stdout), pid)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         return Stack(pid=pid, at=at, error=f"py-spy's output does not decode: {error}")
     if not threads:
         return Stack(pid=pid, at=at, error="py-spy found no Python thread", native=native)

@@ -144,7 +144,7 @@ class Reader:
             )
         return replace(process, exit_code=rank.exit_code, oom_killed=rank.oom_killed)
 
-    def _agent(self, rank: Tracked, now: float) -> tuple[str, str]:
+    def _agent(self, rank: Tracked, process: Process, now: float) -> tuple[str, str]:
         if rank.slot is None:
             return "off", self.workers.slot_reason or "no slot directory"
         state = rank.slot.state
@@ -153,9 +153,12 @@ class Reader:
         owner_state = state.owner.get("state")
         if owner_state in ("armed", "claimed"):
             return str(owner_state), state.problem
+        if owner_state == "loaded" and (process if process.pid == state.pid else self._processes.look(state.pid or 0, state.owner.get("start_ticks"))).alive:
+            return "loaded", "loaded; torch is not imported yet"
         if now - self.started_at < BLIND_AFTER_S:
             return "silent", "agent has not reported yet"
-        return "silent", f"agent did not load within {BLIND_AFTER_S:g} s: is python started with -I, -E or -S, or is PYTHONPATH replaced?"
+        guess = "is python started with -I, -E or -S, is PYTHONPATH replaced, or has the job a module named rankwatch?"
+        return "silent", f"agent did not load within {BLIND_AFTER_S:g} s: {guess}"
 
     # -- questions ------------------------------------------------------------------------------------------------------
 
@@ -241,7 +244,7 @@ class Reader:
 
     def _state(self, rank: Tracked, now: float, suspicious: bool) -> RankState:
         process = self._process(rank, suspicious or rank.stale(now))
-        agent, detail = self._agent(rank, now)
+        agent, detail = self._agent(rank, process, now)
         if not process.alive or rank.exit_code is not None:
             self._look_for_crash(rank)
         if rank.slot is None:
@@ -259,7 +262,7 @@ class Reader:
         state = rank.slot.state
         enqueued, completed = rank.numbers()
         groups = recorder.twins(state.groups)
-        stage: Any = state.stage if state.stage in ("armed", "joining", "joined", "left", "exiting") else "starting"
+        stage: Any = state.stage if state.stage in ("armed", "joining", "join_failed", "joined", "left", "exiting") else "starting"
         return RankState(
             rank=rank.worker.rank,
             local_rank=rank.worker.local_rank,
@@ -273,6 +276,8 @@ class Reader:
             ping_ok=rank.ping_ok if now - rank.answered_at < FRESH_S else None,
             groups=groups,
             group_in_creation=state.group_in_creation,
+            creation_ranks=state.creation_ranks,
+            barrier=state.barrier,
             collectives=rank.view.current(groups),
             collectives_at=rank.documents_at,
             lost_collectives=rank.view.lost,

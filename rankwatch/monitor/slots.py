@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwatch.model import CompileActivity, Crash, Group
+from rankwatch.model import CompileActivity, Crash, Group, Meeting
 from rankwatch.wire import layout
 from rankwatch.wire.phases import phase_of
 from rankwatch.wire.ranks import expand
@@ -37,6 +37,8 @@ class SlotState:
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     group_in_creation: str | None = None
+    creation_ranks: tuple[int, ...] = ()
+    barrier: Meeting | None = None
     heartbeat_at: float | None = None
     recorder_status: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
@@ -147,6 +149,7 @@ class SlotReader:
         self.state.stage = str(record.get("stage", ""))
         self.state.stage_since = (_as_int(record.get("since_mono_ns")) or mono_ns) / 1e9
         self.state.crash = crash_of(record.get("exception"))
+        self.state.barrier = _meeting(record.get("barrier"))
 
     def _take_probes(self, record: dict[str, Any], _mono_ns: int) -> None:
         self.state.probes = {str(name): dict(probe) for name, probe in record.items() if isinstance(probe, dict)}
@@ -154,6 +157,7 @@ class SlotReader:
     def _take_groups(self, record: dict[str, Any], _mono_ns: int) -> None:
         creating = record.get("creating")
         self.state.group_in_creation = str(creating) if creating is not None else None
+        self.state.creation_ranks = expand(str(record.get("creating_ranks", ""))) if creating is not None else ()
         self.state.groups = tuple(_group(group) for group in record.get("groups") or () if isinstance(group, dict))
 
     def _take_heartbeat(self, record: dict[str, Any], mono_ns: int) -> None:
@@ -221,6 +225,20 @@ def crash_of(record: object) -> Crash | None:
         traceback=str(record.get("traceback", "")),
         source="the rank's own exit",
         at_wall=(_as_int(record.get("wall_ns")) / 1e9) or None,
+    )
+
+
+def _meeting(record: object) -> Meeting | None:
+    """The lifecycle record's `barrier`."""
+    if not isinstance(record, dict):
+        return None
+    timeout_s = record.get("timeout_s")
+    return Meeting(
+        group=str(record.get("group", "")),
+        calls=_as_int(record.get("calls")),
+        inside=bool(record.get("inside")),
+        since=_as_int(record.get("since_mono_ns")) / 1e9,
+        timeout_s=float(timeout_s) if timeout_s is not None else None,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,21 +16,27 @@ from rankwatch.model import Frame, Stack, Thread
 from rankwatch.monitor import pyspy
 from rankwatch.monitor.pool import Job, Pool
 from rankwatch.monitor.processes import Stat, read_stat
+from rankwatch.monitor.tracked import HEARTBEAT_STALE_S
 from rankwatch.monitor.worker_server import ServerError, WorkerServer
 
 AT_ONCE = 8
 MAX_CHILDREN = 4
+SERVED_S = 1.0
 _WAITS_FOR_CHILDREN = ("torch/utils/data/", "multiprocessing/", "concurrent/futures/", "subprocess.py", "_inductor/", "joblib/", "ray/")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One rank to look into. `children` is asked only when its stack shows that it waits for them."""
+    """One rank to look into. `children` is asked only when its stack shows that it waits for them.
+
+    heartbeat_at: when a Python thread of it last ran (monotonic), as far as is known when that is asked.
+    """
 
     rank: int
     pid: int
     socket: str = ""
     children: Callable[[], tuple[Stat, ...]] = tuple
+    heartbeat_at: Callable[[], float | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,8 @@ class StackCapture:
         self.counts = {"ok": 0, "failed": 0, "timeout": 0}
         self.last_s = 0.0
         self._pool = Pool("stacks", AT_ONCE)
+        self._asking = threading.Lock()
+        self._unanswered: dict[int, float] = {}  # pid -> when its worker server was asked, or given up on
 
     def start(self, target: Target, native: bool = False) -> Job[Stack] | None:
         """Begin a dump; None when too many wait already."""
@@ -58,7 +67,7 @@ class StackCapture:
         began = time.monotonic()
         stack = self._pyspy(target.pid, native)
         if stack.error:
-            stack = replace(self._without_pyspy(target, stack.error), native=False)
+            stack = replace(self._without_pyspy(target, stack.error, native), native=False)
         elif not native and waits_for_children(stack.main):
             stack = replace(stack, subprocesses=self._of_children(target, began))
         self.last_s = time.monotonic() - began
@@ -101,16 +110,45 @@ class StackCapture:
                 found.append(stack)
         return tuple(found)
 
-    def _without_pyspy(self, target: Target, reason: str) -> Stack:
-        if target.socket:
+    def _without_pyspy(self, target: Target, reason: str, native: bool) -> Stack:
+        if target.socket and not native and self._may_ask(target):
             try:
-                text = WorkerServer(target.socket).traceback()
+                text = self._ask(target)
                 threads = threads_of_faulthandler(text, target.pid)
                 if threads:
                     return Stack(pid=target.pid, at=time.monotonic(), threads=threads, text=f"{text}\n(from the rank's worker server: {reason})\n", error="")
             except ServerError as error:
                 reason = f"{reason}; {error}"
         return Stack(pid=target.pid, at=time.monotonic(), text=_kernel_view(target.pid, reason), error=reason)
+
+    def _may_ask(self, target: Target) -> bool:
+        """Whether the rank's worker server can take the GIL now, and no earlier question waits for it; if so the question is on.
+
+        One that was given up on stays in the rank until it gets the GIL: only beats that came after it show that it has.
+        """
+        now, beat = time.monotonic(), target.heartbeat_at()
+        if beat is None or now - beat > HEARTBEAT_STALE_S:
+            return False
+        with self._asking:
+            earlier = self._unanswered.get(target.pid)
+            if earlier is not None and beat < earlier + SERVED_S:
+                return False
+            self._unanswered[target.pid] = float("inf")
+        return True
+
+    def _ask(self, target: Target) -> str:
+        given_up = False
+        try:
+            return WorkerServer(target.socket).traceback()
+        except ServerError as error:
+            given_up = error.silent
+            raise
+        finally:
+            with self._asking:
+                if given_up:
+                    self._unanswered[target.pid] = time.monotonic()
+                else:
+                    del self._unanswered[target.pid]
 
 
 def waits_for_children(frames: tuple[Frame, ...]) -> bool:

@@ -52,6 +52,8 @@ class Tracked:
         owner = self.slot.state.owner if self.slot is not None else {}
         pid, start_ticks = owner.get("pid"), owner.get("start_ticks")
         identity = (pid, start_ticks) if isinstance(pid, int) and isinstance(start_ticks, int) else (0, 0)
+        if owner.get("state") == "loaded":
+            identity = (0, 0)  # below a shell that may be any Python
         if identity != self.identity:
             self.identity = identity
             self.view = recorder.RecorderView()

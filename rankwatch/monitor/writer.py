@@ -6,6 +6,7 @@ directory in the temp dir, and one line says so.
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import shutil
@@ -56,6 +57,8 @@ class Writer:
         self._current: tuple[_Task, float] | None = None
         self._generation = 0
         self._fell_back = False
+        self._made_again = False
+        self._mode = 0o700
         self._said: set[str] = set()
         self._dead = False
         self._start()
@@ -140,7 +143,8 @@ class Writer:
         try:
             self._do(task)
         except OSError as error:
-            if self._fell_back or not self._fall_back(f"cannot write {self.path_of(task.name)}: {error.strerror or error}"):
+            again = error.errno == errno.ENOENT and self._make_again()
+            if not again and (self._fell_back or not self._fall_back(f"cannot write {self.path_of(task.name)}: {error.strerror or error}")):
                 self.dropped += 1
                 return
             try:
@@ -161,13 +165,25 @@ class Writer:
             shutil.rmtree(path, ignore_errors=True)
             return
         data = task.bytes
-        mode = os.stat(self.root).st_mode & 0o777  # who may look into the run directory may read its files
+        mode = self._mode = os.stat(self.root).st_mode & 0o777  # who may look into the run directory may read its files
         _make_directories(os.path.dirname(path), mode)
         if task.kind == "append":
             _rotate(path, len(data))
             append_whole(path, data, _file_mode(mode))
         else:
             write_atomically(path, data, _file_mode(mode))
+
+    def _make_again(self) -> bool:
+        """A run directory that somebody removed is made once more, in its place."""
+        if self._made_again or os.path.lexists(self.root):
+            return False
+        self._made_again = True
+        try:
+            os.makedirs(self.root, self._mode)
+        except OSError:
+            return False
+        self._say("removed", f"{self.root} was removed while the job runs; it was made again, what it held is lost")
+        return True
 
     def _fall_back(self, reason: str) -> bool:
         try:

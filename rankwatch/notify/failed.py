@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from rankwatch import __version__, shown
+from rankwatch import __version__, redact, shown, traces
 from rankwatch.model import PAGING, Incident, RankState, Stack, Status
 from rankwatch.shown import TAG
 
 RULE = "=" * 60
 MAX_TRACEBACK_LINES = 25
-MAX_STACK_FRAMES = 20
+MAX_STACK_ROWS = 20
 MAX_TAIL_LINES = 15
 MAX_LINE = 300
 
@@ -43,7 +43,7 @@ def first_cause(status: Status) -> Incident | None:
 
 def _incident_rows(incident: Incident, status: Status, tails: Mapping[int, str]) -> list[str]:
     judged = incident.verdict
-    rows = [f"{shown.worst(incident).upper()}: {_line(judged.summary) or _line(judged.cause)}"]
+    rows = [f"{shown.worst(incident).upper()}: {_line(shown.without_countdown(judged.summary)) or _line(judged.cause)}"]
     who = []
     for rank in judged.culprit_ranks[:4]:
         host = f" on {incident.hosts[rank]}" if rank in incident.hosts else ""
@@ -88,19 +88,18 @@ def _last_words(rank: int, state: RankState | None, stack: Stack | None, tails: 
     """The best that is known of a rank's end: its traceback, else its last stack, else the end of its log."""
     crash = state.crash if state else None
     if crash:
-        body = (crash.traceback or f"{crash.type}: {crash.message}").strip("\n").splitlines()[-MAX_TRACEBACK_LINES:]
+        body = traces.traceback_rows(crash.traceback, MAX_TRACEBACK_LINES) or f"{crash.type}: {crash.message}".splitlines()
         return [f"exception of rank {rank}:", *(f"    {_cut(line)}" for line in body)]
     if stack and stack.main:
-        frames = [f"    {_cut(f'{frame.name} ({frame.file}:{frame.line})')}" for frame in stack.main[:MAX_STACK_FRAMES]]
-        return [f"last stack of rank {rank} (innermost first):", *frames]
+        frames = traces.folded([f"{frame.name} ({frame.file}:{frame.line})" for frame in stack.main])[:MAX_STACK_ROWS]
+        return [f"last stack of rank {rank} (innermost first):", *(f"    {_cut(frame)}" for frame in frames)]
     tail = tails.get(rank, "").strip("\n").splitlines()[-MAX_TAIL_LINES:]
     return [f"end of the log of rank {rank}:", *(f"    {_cut(line)}" for line in tail)] if tail else []
 
 
 def _line(text: str) -> str:
-    return shown.one_line(text) if not text.startswith(" ") else f" {shown.one_line(text)}"
+    return shown.public_line(text) if not text.startswith(" ") else f" {shown.public_line(text)}"
 
 
 def _cut(line: str) -> str:
-    clean = shown.clean(line.rstrip("\n"))
-    return clean if len(clean) <= MAX_LINE else f"{clean[:MAX_LINE]}..."
+    return shown.cut(redact.text(shown.clean(line.rstrip("\n"))), MAX_LINE)

@@ -26,6 +26,7 @@ __all__ = ["blind", "done", "failed_block", "notice", "stepping", "verdict", "wa
 CAPABILITIES = ("compile", "ddp", "collectives", "stacks")
 MAX_VALUE = 200
 MAX_JSON_RANKS = 64
+MAX_PARTS = 3
 _PLAIN = re.compile(r"[^\s\"'=\\]+\Z")
 
 
@@ -71,61 +72,78 @@ def stepping(
     return text + (f"; smallest timeout {_s(timeout_s)}" if timeout_s is not None else "")
 
 
-def verdict(incident: Incident, status: Status, report: str = "", *, as_json: bool = False) -> str:
+def verdict(incident: Incident, status: Status, report: str = "", repeat: int = 0, *, as_json: bool = False) -> str:
     """One line about an incident as it stands: opened, escalated, repeated, or recovered once it is closed.
 
-    report: where its report lies; by default report.txt of the incident in the run directory.
+    report: where its report lies; by default report.txt of the incident in the run directory. repeat: how often nothing new was said before.
     """
     closed = incident.closed_at is not None
     at = (incident.closed_wall_at if closed else None) or (status.snapshot.wall_at if status.snapshot and not closed else incident.updated_wall_at)
     word = "recovered" if closed else incident.verdict.verdict
-    fields = _verdict_fields(incident, status, report)
+    fields = _verdict_fields(incident, status, report, repeat)
     if as_json:
-        judged = incident.verdict
-        exact = {
-            "incident": incident.id,
-            "culprit_ranks": sorted(judged.culprit_ranks)[:MAX_JSON_RANKS],
-            "num_waiting": len(judged.waiting_ranks),
-            "for_s": float(fields.pop("for").rstrip("s")),
-            "timeout_in_s": judged.timeout_left_s,
-            "lost_rank_s": round(incident.lost_rank_s, 3),
-            "summary": judged.summary,
-        }
-        for name in ("rank", "timeout_in", "lost"):
-            fields.pop(name, None)
-        return _json(word, status, {**exact, **fields}, at)
+        return _json(word, status, {**_exact(incident), **{name: value for name, value in fields.items() if name not in _WORDS_FOR_PEOPLE}}, at)
+    fields = {name: value for name, value in fields.items() if name not in _NUMBERS_FOR_PROGRAMS}
     return f"{TAG} {shown.utc(at, date=False)} {word.upper()} " + " ".join(f"{key}={quoted(value)}" for key, value in fields.items())
 
 
-def _verdict_fields(incident: Incident, status: Status, report: str) -> dict[str, str]:
+_WORDS_FOR_PEOPLE = ("rank", "pid", "for", "waiting", "timeout_in", "lost", "compiling_for", "split")
+_NUMBERS_FOR_PROGRAMS = ("for_s", "compiling_for_s")
+
+
+def _exact(incident: Incident) -> dict[str, Any]:
+    """What the JSON line says in numbers where the other one has words."""
+    judged = incident.verdict
+    summary = shown.public_line(judged.summary)
+    return {
+        "incident": incident.id,
+        "culprit_ranks": sorted(judged.culprit_ranks)[:MAX_JSON_RANKS],
+        "pid": [incident.pids[rank] for rank in sorted(judged.culprit_ranks)[:MAX_JSON_RANKS] if rank in incident.pids],
+        "waiting_ranks": sorted(judged.waiting_ranks)[:MAX_JSON_RANKS],
+        "num_waiting": len(judged.waiting_ranks),
+        "timeout_in_s": judged.timeout_left_s if incident.closed_at is None else None,
+        "lost_rank_s": round(incident.lost_rank_s, 3),
+        "summary": shown.without_countdown(summary) if incident.closed_at is not None else summary,
+    }
+
+
+def _verdict_fields(incident: Incident, status: Status, report: str, repeat: int) -> dict[str, Any]:
+    """Both kinds of line are picked from these; numbers where they are numbers."""
     judged, snapshot = incident.verdict, status.snapshot
     ended_at = incident.closed_at if incident.closed_at is not None else snapshot.now if snapshot else judged.since
-    fields = {
+    for_s = max(0.0, ended_at - judged.since)
+    fields: dict[str, Any] = {
         "rank": shown.short_ranks(judged.culprit_ranks),
         "host": _some(dict.fromkeys(incident.hosts[rank] for rank in judged.culprit_ranks if rank in incident.hosts)),
         "pid": _some(str(incident.pids[rank]) for rank in judged.culprit_ranks if rank in incident.pids),
         "cause": judged.cause,
         "domain": judged.domain,
-        "at": judged.at,
-        "for": f"{max(0.0, ended_at - judged.since):.0f}s",
+        "at": shown.at(judged, incident.stacks),
+        "for": f"{for_s:.0f}s",
+        "for_s": float(round(for_s)),
     }
     if incident.closed_at is not None:
-        fields["lost"] = _lost(incident.lost_rank_s)
+        fields["lost"] = shown.lost_words(incident.lost_rank_s)
+        end = incident.kept.get("job") or {}
+        if end.get("state") == "restarting":  # nothing has healed: other processes run now
+            fields |= {"by": "restart", "attempt": end.get("attempt", "")}
     else:
         fields |= _compile_fields(incident, status)
         fields["waiting"] = shown.short_ranks(judged.waiting_ranks)
         if judged.group:
-            fields |= {"op": judged.group.op, "group": judged.group.desc or judged.group.name, "seq": str(judged.group.seq)}
+            fields |= {"op": judged.group.op, "group": judged.group.desc or judged.group.name, "seq": judged.group.seq}
         if judged.timeout_left_s is not None:
             fields["timeout_in"] = f"{judged.timeout_left_s:.0f}s"
         seen = len(snapshot.ranks()) if snapshot else 0
         if seen and seen < status.job.world_size:
             fields["note"] = f"{seen} of {status.job.world_size} ranks seen"
+    if repeat:
+        fields["repeat"] = repeat
     fields["report"] = report or (f"{status.job.run_dir}/incidents/{incident.id}/report.txt" if status.job.run_dir else "")
-    return {key: value for key, value in fields.items() if value}
+    return {key: value for key, value in fields.items() if value not in ("", None)}
 
 
-def _compile_fields(incident: Incident, status: Status) -> dict[str, str]:
+def _compile_fields(incident: Incident, status: Status) -> dict[str, Any]:
     """What the first culprit compiles: the newest picture where it still compiles, else as the incident keeps it."""
     if incident.verdict.cause != "compiling":
         return {}
@@ -134,34 +152,40 @@ def _compile_fields(incident: Incident, status: Status) -> dict[str, str]:
         live = min(states[rank].compiling, key=lambda activity: activity.started_at, default=None) if rank in states else None
         activity = live or incident.compiling.get(rank)
         if activity:
-            fields = {"frame": activity.frame, "phase": activity.phase}
+            fields: dict[str, Any] = {"frame": activity.frame, "phase": activity.phase}
             if status.snapshot:
-                fields["compiling_for"] = f"{max(0.0, status.snapshot.now - activity.started_at):.0f}s"
+                compiling_s = max(0.0, status.snapshot.now - activity.started_at)
+                fields |= {"compiling_for": f"{compiling_s:.0f}s", "compiling_for_s": float(round(compiling_s))}
             if activity.splits:
                 fields["split"] = f"{activity.split}/{activity.splits}"
-            return {**fields, "reason": activity.recompile_reason}
+            return {**fields, "reason": shown.public_line(activity.recompile_reason)}
     return {}
 
 
 def done(status: Status, *, as_json: bool = False) -> str:
-    """The last line: how long, how many incidents by the gravest verdict of each, what they cost, and the costliest."""
+    """The last line: how long, how it ended, incidents by the gravest verdict of each, what they cost, the costliest three, where the files are."""
     everything = (*status.closed_incidents, *status.open_incidents)
     counts = Counter(shown.worst(incident) for incident in everything)
     words = [f"{counts[name]} {name}" for name in ("failed", "diverged", "timeout_imminent") if counts[name]]
     words += [f"{counts[name]} {name}" for name in ("stuck", "slow")]
     words += [f"{counts[name]} {name}" for name in ("straggler",) if counts[name]]
+    words += [shown.plural(status.restarts, "restart")] if status.restarts else []
     lost_s = sum(incident.lost_rank_s for incident in everything)
     lasted_s = max(0.0, shown.now_wall(status) - status.job.started_wall_at)
+    signal = shown.ended_by_signal(status.snapshot.ending) if status.snapshot else ""
     if as_json:
-        fields = {"lasted_s": round(lasted_s, 3), "exit_code": status.exit_code, "verdicts": dict(counts), "lost_rank_s": round(lost_s, 3)}
-        return _json("done", status, {**fields, "run": status.job.run_dir})
+        fields = {"lasted_s": round(lasted_s, 3), "exit_code": status.exit_code, "ended_by": signal, "restarts": status.restarts}
+        return _json("done", status, {**fields, "verdicts": dict(counts), "lost_rank_s": round(lost_s, 3), "run": status.job.run_dir})
     text = f"{TAG} done {shown.duration(lasted_s)}"
-    text += f" with {shown.exit_words(status.exit_code)}" if status.exit_code else ""
-    text += f": {', '.join(words)}; {_lost(lost_s)} lost waiting"
-    costliest = max(everything, key=lambda incident: incident.lost_rank_s, default=None)
-    if costliest and costliest.lost_rank_s >= 1:
-        text += f" ({_what(costliest)}: {_minutes(costliest.lost_rank_s)})"
-    return shown.one_line(text)
+    text += f", ended by {signal}" if signal else ""
+    text += f", {shown.exit_words(status.exit_code)}" if status.exit_code else ""
+    text += f": {', '.join(words)}; {shown.lost_words(lost_s)} lost waiting"
+    costly = sorted(everything, key=lambda incident: -incident.lost_rank_s)
+    parts = [_what(incident) + _cost(incident.lost_rank_s, lost_s) for incident in costly[:MAX_PARTS]]
+    if len(costly) > MAX_PARTS:
+        parts.append(f"{len(costly) - MAX_PARTS} more{_cost(sum(incident.lost_rank_s for incident in costly[MAX_PARTS:]), lost_s)}")
+    text += f" ({'; '.join(parts)})" if parts else ""
+    return shown.one_line(text) + (f"; run={quoted(status.job.run_dir)}" if status.job.run_dir else "")
 
 
 def blind(rank: int, detail: str, *, as_json: bool = False) -> str:
@@ -185,7 +209,7 @@ def quoted(value: object) -> str:
     """A logfmt value: bare where it has no blank, quote or equals sign, else in double quotes with escapes; cut at MAX_VALUE unless it is a path."""
     text = shown.one_line(value)
     if len(text) > MAX_VALUE and not text.startswith("/"):
-        text = f"{text[:MAX_VALUE]}..."
+        text = shown.cut(text, MAX_VALUE)
     if _PLAIN.match(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -206,13 +230,10 @@ def _some(values: Iterable[str], limit: int = 4) -> str:
     return ",".join(found[:limit]) + (f",...({len(found)})" if len(found) > limit else "")
 
 
-def _lost(lost_rank_s: float) -> str:
-    """ "41 rank-min", "12 rank-s"."""
-    return f"{round(lost_rank_s / 60)} rank-min" if lost_rank_s >= 60 or not lost_rank_s else f"{round(lost_rank_s)} rank-s"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{round(seconds / 60)} min" if seconds >= 60 else f"{round(seconds)} s"
+def _cost(part_s: float, whole_s: float) -> str:
+    """ ": 31 rank-min", "" where that is nothing beside the whole."""
+    words = shown.lost_words(part_s, whole_s)
+    return "" if words.startswith("0 ") else f": {words}"
 
 
 def _what(incident: Incident) -> str:
@@ -221,15 +242,13 @@ def _what(incident: Incident) -> str:
     activity = next((incident.compiling[rank] for rank in incident.verdict.culprit_ranks if rank in incident.compiling), None)
     if incident.verdict.cause == "compiling" and activity:
         return f"{who} {'recompiling' if activity.recompile_reason else 'compiling'} {activity.frame}"
-    return f"{who} {incident.verdict.cause}" + (f" at {incident.verdict.at}" if incident.verdict.at else "")
+    if not incident.verdict.culprit_ranks:
+        return f"{incident.verdict.cause} of {shown.rank_words(incident.verdict.waiting_ranks, 40)}"
+    at = shown.at(incident.verdict, incident.stacks)
+    return f"{who} {incident.verdict.cause}" + (f" at {at}" if at else "")
 
 
 def _compile_s(status: Status) -> float | None:
     """The longest total compile time of a rank, over all stages."""
-    times = []
-    for state in status.snapshot.ranks().values() if status.snapshot else ():
-        seconds = state.compile_totals.get("seconds")
-        total = seconds.get("total") if isinstance(seconds, Mapping) else None
-        if isinstance(total, (int, float)):
-            times.append(float(total))
-    return max(times, default=None)
+    tables = [state.compile_totals.get("seconds") for state in status.snapshot.ranks().values()] if status.snapshot else []
+    return max((shown.compile_seconds(table) for table in tables if isinstance(table, Mapping)), default=None)

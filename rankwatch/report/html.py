@@ -20,7 +20,7 @@ def environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader
 
     env = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    env.filters.update(duration=_known(shown.duration), utc=_known(shown.utc), bytes=_known(size), present=present, ranks=ranks)
+    env.filters.update(duration=_known(shown.duration), utc=_known(shown.utc), bytes=_known(size), lost=_known(shown.lost_words), present=present, ranks=ranks)
     return env
 
 

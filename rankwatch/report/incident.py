@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankwatch import __version__, shown
-from rankwatch.model import CompileActivity, Crash, Incident, RankState, Stack, Status, Verdict, WaitedOn
-from rankwatch.report import redact
+from rankwatch import __version__, redact, shown, traces
+from rankwatch.model import CompileActivity, Crash, Incident, JobSnapshot, RankState, Stack, Status, Verdict, WaitedOn
 from rankwatch.wire.ranks import compress
 
 SCHEMA = 1
 MAX_STACK_CHARS = 200_000
+MAX_TRACEBACK_CHARS = 20_000
 MAX_RANKS_SHOWN = 64
 
 
@@ -25,8 +25,10 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
     `stacks` holds every culprit, with null where none could be taken. Accepts partial data: no snapshot, no group, no stack.
     """
     verdict = incident.verdict
-    compiling = _compiling(incident, status)
-    shows_trouble = incident.closed_at is None or incident.final  # after a recovery the picture shows ranks that have moved on
+    seen = incident.kept if "as_of" in incident.kept else picture(incident, status)
+    end = job_end(incident, status)
+    over = incident.closed_at is not None or end["ended_at"] is not None
+    crashes = {**seen["crash"], **(_crashes(incident, status.snapshot) if incident.closed_at is None else {})}
     return {
         "schema": SCHEMA,
         "id": incident.id,
@@ -40,12 +42,12 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         "opened_at": float(incident.opened_wall_at),
         "updated_at": float(incident.updated_wall_at),
         "closed_at": number(incident.closed_wall_at),
-        "summary": summary(verdict),
+        "summary": shown.without_countdown(summary(verdict)) if over else summary(verdict),
         "advice": lines(verdict.advice),
         "group": _group(verdict.group),
         "timeout_s": number(verdict.timeout_s),
-        "timeout_left_s": number(verdict.timeout_left_s),
-        "compile": {str(rank): compile_row(activity, status) for rank, activity in sorted(compiling.items())},
+        "timeout_left_s": number(verdict.timeout_left_s) if not over else None,
+        "compile": seen["compile"],
         "stacks": _stacks(incident),
         "stack_groups": [
             {
@@ -64,23 +66,56 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         ],
         "action": None,
         # beyond the contract: what the reports show besides
-        "at": shown.one_line(verdict.at),
+        "at": seen["at"],
         "as_of": float(shown.now_wall(status)),
         "lost_rank_s": number(incident.lost_rank_s) or 0.0,
         "final": incident.final,
         "hosts": {str(rank): shown.one_line(host) for rank, host in sorted(incident.hosts.items())},
         "pids": {str(rank): pid for rank, pid in sorted(incident.pids.items())},
-        "crash": {str(rank): _crash(crash) for rank, crash in _crashes(incident, status)},
-        "ranks": _ranks(incident, status) if shows_trouble else {},
-        "groups": groups(status, verdict) if shows_trouble else [],
+        "crash": crashes,
+        "ranks": seen["ranks"],
+        "groups": seen["groups"],
+        "job": end,
+        "seen_at": seen["as_of"],
+        "timeout_at": seen["timeout_at"],
         "recorder_files": lines(incident.recorder_files),
         "run": run(status),
     }
 
 
+def picture(incident: Incident, status: Status) -> dict[str, Any]:
+    """The keys of the document that show the trouble itself, as of `status`: what an incident keeps (`Incident.kept`) once it is over."""
+    verdict, as_of = incident.verdict, float(shown.now_wall(status))
+    left_s = number(verdict.timeout_left_s)
+    shows_trouble = incident.closed_at is None or incident.final  # after a recovery ranks have moved on
+    return {
+        "as_of": as_of,
+        "at": shown.one_line(shown.at(verdict, incident.stacks)),
+        "compile": {str(rank): compile_row(activity, status) for rank, activity in sorted(_compiling(incident, status).items())},
+        "ranks": _ranks(incident, status) if shows_trouble else {},
+        "groups": groups(status, (verdict,)) if shows_trouble else [],
+        "crash": _crashes(incident, status.snapshot),
+        "timeout_at": float(incident.updated_wall_at) + left_s if left_s is not None else None,
+    }
+
+
+def job_end(incident: Incident, status: Status) -> dict[str, Any]:
+    """How the run, or the attempt that the incident belongs to, has ended: `ended_at` is null while it runs. ending: the reason, "" where none is known."""
+    kept = incident.kept.get("job")
+    if kept is not None:
+        return dict(kept)
+    over = status.state in ("done", "failed")
+    return {
+        "ended_at": float(shown.now_wall(status)) if over else None,
+        "exit_code": status.exit_code,
+        "ending": shown.one_line(status.snapshot.ending) if status.snapshot else "",
+        "state": status.state,
+    }
+
+
 def summary(verdict: Verdict) -> str:
     """The one sentence; made from the parts where the judgement came without one."""
-    text = shown.one_line(verdict.summary)
+    text = shown.public_line(verdict.summary)
     if text:
         return text
     where = f" at {verdict.at}" if verdict.at else ""
@@ -89,10 +124,10 @@ def summary(verdict: Verdict) -> str:
 
 
 def stack_text(stack: Stack | None) -> str | None:
-    """A stack as text, its children's below it; None where nothing was caught."""
+    """A stack as text without rankwatch's own threads, its children's below it; None where nothing was caught."""
     if stack is None:
         return None
-    text = stack.text or "\n\n".join(
+    text = traces.without_own_threads(stack.text) or "\n\n".join(
         "\n".join((f"Thread {thread.native_id}: {thread.name}", *(f"    {frame.name} ({frame.file}:{frame.line})" for frame in thread.frames)))
         for thread in stack.threads
     )
@@ -118,8 +153,8 @@ def number(value: float | None) -> float | None:
 
 
 def lines(texts: Iterable[str]) -> list[str]:
-    """Each text as one clean line."""
-    return [shown.one_line(text) for text in texts]
+    """Each text as one clean line without secrets."""
+    return [shown.public_line(text) for text in texts]
 
 
 def run(status: Status) -> dict[str, Any]:
@@ -142,8 +177,9 @@ def run(status: Status) -> dict[str, Any]:
     }
 
 
-def groups(status: Status, verdict: Verdict | None = None) -> list[dict[str, Any]]:
-    """Process groups with the span of their members' sequence numbers: the one that `verdict` names and those that lag, at most 20."""
+def groups(status: Status, verdicts: Iterable[Verdict] = ()) -> list[dict[str, Any]]:
+    """Process groups with the span of their members' sequence numbers: those that verdicts name and those that lag, at most 20."""
+    waited = {(verdict.group.name, frozenset(verdict.group.ranks)) for verdict in verdicts if verdict.group}
     found: dict[tuple[str, int, int, int], dict[str, Any]] = {}
     for state in status.snapshot.ranks().values() if status.snapshot else ():
         for group in state.groups:
@@ -168,7 +204,7 @@ def groups(status: Status, verdict: Verdict | None = None) -> list[dict[str, Any
                 "seq_min": low,
                 "seq_max": high,
                 "behind": shown.short_ranks(behind, 200),
-                "waited_on": bool(verdict and verdict.group and verdict.group.name == name and set(verdict.group.ranks) == set(row["group"].ranks)),
+                "waited_on": any(name == other for other, _ in waited) and (name, frozenset(row["group"].ranks)) in waited,
             }
         )
     rows.sort(key=lambda row: (not row["waited_on"], row["seq_min"] == row["seq_max"], row["name"]))
@@ -207,7 +243,7 @@ def compile_row(activity: CompileActivity, status: Status) -> dict[str, Any]:
         "compile_id": shown.one_line(activity.compile_id),
         "phase": activity.phase,
         "elapsed_s": round(max(0.0, now - activity.started_at), 3),
-        "reason": shown.one_line(activity.recompile_reason),
+        "reason": shown.public_line(activity.recompile_reason),
         "kind": activity.kind,
         "raw_phase": shown.one_line(activity.raw_phase),
         "phase_s": round(max(0.0, now - activity.phase_since), 3),
@@ -222,17 +258,22 @@ def _stacks(incident: Incident) -> dict[str, str | None]:
     return {str(rank): stack_text(incident.stacks.get(rank)) for rank in ranks if rank >= 0}
 
 
-def _crashes(incident: Incident, status: Status) -> list[tuple[int, Crash]]:
-    states = status.snapshot.ranks() if status.snapshot else {}
-    return [(rank, states[rank].crash) for rank in sorted(incident.verdict.culprit_ranks) if rank in states and states[rank].crash]  # type: ignore[misc]
+def _crashes(incident: Incident, snapshot: JobSnapshot | None) -> dict[str, Any]:
+    states = snapshot.ranks() if snapshot else {}
+    return {str(rank): _crash(crash) for rank in sorted(incident.verdict.culprit_ranks) if rank in states and (crash := states[rank].crash) is not None}
+
+
+def with_crashes(kept: Mapping[str, Any], incident: Incident, snapshot: JobSnapshot) -> dict[str, Any]:
+    """A kept picture with the exceptions that became known since."""
+    return {**kept, "crash": {**kept["crash"], **_crashes(incident, snapshot)}}
 
 
 def _crash(crash: Crash) -> dict[str, Any]:
     return {
         "type": shown.one_line(crash.type),
-        "message": shown.clean(crash.message)[:4000],
+        "message": shown.cut(redact.text(shown.clean(crash.message)), 4000),
         "where": shown.one_line(crash.where),
-        "traceback": shown.clean(crash.traceback)[-20_000:],
+        "traceback": redact.text(shown.clean(traces.clip_traceback(crash.traceback, MAX_TRACEBACK_CHARS))),
         "source": shown.one_line(crash.source),
         "at": number(crash.at_wall),
     }
@@ -261,6 +302,8 @@ def rank_row(state: RankState, view: shown.RankView, status: Status) -> dict[str
         "node": shown.one_line(state.node),
         "pid": process.pid if process else None,
         "phase": view.phase,
+        "label": view.label,
+        "kind": view.kind,
         "phase_s": round(max(0.0, snapshot.now - view.since), 3) if view.since is not None else None,
         "detail": view.detail,
         "culprit": view.culprit,

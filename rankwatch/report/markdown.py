@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankwatch import shown
+from rankwatch import shown, traces
 from rankwatch.report import text
 
 MAX_STACK_LINES = 40
@@ -16,10 +16,11 @@ def render(doc: Mapping[str, Any]) -> str:
     """Markdown of an incident.json document; text that others wrote can neither format nor link anything."""
     parts = [
         f"## {escape(text.verdict_words(doc))}: {escape(text.culprit_words(doc))}",
-        escape(doc.get("summary") or "no summary"),
+        *filter(None, (escape(text.end_words(doc)),)),
+        escape(text.summary_words(doc)),
         escape(text.times_words(doc)),
         *_list("What to do", doc.get("advice") or ()),
-        *_list("Who waits", _waiting(doc)),
+        *_list("Who waited" if text.over(doc) else "Who waits", _waiting(doc)),
         *_list("Compiling", (f"rank {rank}: {text.compile_words(activity)}" for rank, activity in list((doc.get("compile") or {}).items())[:8])),
         *_stacks(doc),
         *_list("Evidence", doc.get("evidence") or ()),
@@ -30,13 +31,31 @@ def render(doc: Mapping[str, Any]) -> str:
         parts.append(f"Files: {code(run['run_dir'] + '/incidents/' + str(doc.get('id')))}")
     versions = ", ".join(f"{name} {version}" for name, version in (run.get("versions") or {}).items() if version)
     if versions:
-        parts.append(f"Job {escape(run.get('job_id'))}, {shown.plural(run.get('world_size') or 0, 'rank')}; {escape(versions)}")
+        owner = (run.get("labels") or {}).get("owner")
+        parts.append(
+            f"Job {escape(run.get('job_id'))}, {shown.plural(run.get('world_size') or 0, 'rank')}; {escape(versions)}"
+            + (f"; owner {escape(owner)}" if owner else "")
+        )
     return "\n\n".join(parts) + "\n"
 
 
+_IDENTIFIER = re.compile(r"(?<![\w`/.])(?:[\w.-]*/)*[A-Za-z_][\w.]*(?:@[\w.]+)?(?::\d+)?(?::\w+)?(?![\w`])")
+
+
 def escape(value: object) -> str:
-    """One line in which nothing is Markdown or HTML."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", r"\\\1", shown.one_line(value))
+    """One line in which nothing is Markdown or HTML; identifiers and places in files as code spans."""
+    line = shown.one_line(value)
+    parts, end = [], 0
+    for found in _IDENTIFIER.finditer(line):
+        word = found[0].rstrip(".:")
+        if "_" in word or re.search(r"\.py(?::\d|$)", word):
+            parts += [_escaped(line[end : found.start()]), code(word)]
+            end = found.start() + len(word)
+    return "".join((*parts, _escaped(line[end:])))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", r"\\\1", text)
 
 
 def code(value: object) -> str:
@@ -67,11 +86,12 @@ def _waiting(doc: Mapping[str, Any]) -> list[str]:
 def _stacks(doc: Mapping[str, Any]) -> list[str]:
     parts = []
     for rank, crash in list((doc.get("crash") or {}).items())[:2]:
-        parts += [f"**Exception of rank {rank}**", block(str(crash.get("traceback") or crash.get("message") or "").splitlines()[-MAX_STACK_LINES:])]
+        parts += [f"**Exception of rank {rank}**", block(traces.traceback_rows(str(crash.get("traceback") or crash.get("message") or ""), MAX_STACK_LINES))]
     for group in (doc.get("stack_groups") or ())[:4]:
         role = f", {group['role']}" if group.get("role") in ("culprit", "waiting") else ""
+        ranks = str(group.get("ranks", "?"))
         parts += [
-            f"**Stack of ranks {escape(group.get('ranks', '?'))}{role}** (innermost first)",
-            block((group.get("frames") or ("no Python frame",))[:MAX_STACK_LINES]),
+            f"**Stack of {'rank' if ranks.isdigit() else 'ranks'} {escape(ranks)}{role}** (innermost first)",
+            block(traces.folded(group.get("frames") or ("no Python frame",))[:MAX_STACK_LINES]),
         ]
     return parts

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankwatch import shown
+from rankwatch import shown, traces
 from rankwatch.model import PAGING
 from rankwatch.report import html, rank_map, text
 from rankwatch.wire.ranks import expand
 
 MAX_GROUPS = 20
+MAX_TRACEBACK_LINES = 120
 MAX_RAW_STACKS = 32
 MAX_RAW_CHARS = 12_000
 MAX_RAW_TOTAL = 120_000
 MAX_JSON_CHARS = 60_000
 LONG_LIST = 64
 _LISTS = ("advice", "evidence", "missing_evidence", "recorder_files")
-_FRAME = re.compile(r"^(?P<name>.*) \((?P<file>.*):(?P<line>\d+)\)$", re.DOTALL)
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<frozen|^<string>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +48,19 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
     doc = {"cause": "?", "domain": "?", "confidence": "?", **{key: [] for key in _LISTS}, **doc}
     groups = stack_views(doc)
     raw, left_out = raw_stacks(doc)
-    deadline = (doc.get("updated_at") or 0.0) + doc["timeout_left_s"] if doc.get("timeout_left_s") is not None and doc.get("closed_at") is None else None
+    over = text.over(doc)
     return html.render(
         "incident.html.j2",
         nonce=nonce,
         doc=doc,
         title=f"{str(doc.get('verdict', '?')).upper()} {shown.rank_words(doc.get('culprit_ranks') or ())}",
         verdict=str(doc.get("verdict", "?")),
-        paging=doc.get("verdict") in PAGING and doc.get("closed_at") is None,
-        summary=str(doc.get("summary") or "no summary"),
+        paging=doc.get("verdict") in PAGING and not over,
+        over=over,
+        ended=text.end_words(doc),
+        summary=text.summary_words(doc),
         facts=facts(doc),
-        deadline=deadline,
+        deadline=None if over else text.deadline(doc),
         rank_map=the_map(doc),
         clusters=clusters(doc),
         ranks=list((doc.get("ranks") or {}).values())[:16],
@@ -71,17 +71,23 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
         raw=raw,
         raw_left_out=left_out,
         process_groups=doc.get("groups") or [],
-        crashes=(doc.get("crash") or {}).items(),
+        crashes=[(rank, crash, crash_text(crash)) for rank, crash in (doc.get("crash") or {}).items()],
         history=[(shown.utc(c.get("at")), c.get("verdict"), c.get("cause"), shown.short_ranks(c.get("culprit_ranks") or ())) for c in doc.get("history") or ()],
         closed=shown.utc(doc["closed_at"]) if doc.get("closed_at") is not None else "",
         ends_recovered=text.ends_recovered(doc),
         run=doc.get("run") or {},
+        labels=list(((doc.get("run") or {}).get("labels") or {}).items()),
         command=" ".join((doc.get("run") or {}).get("command") or ()),
         size=text.size_words(doc.get("run") or {}),
         folder=f"{(doc.get('run') or {}).get('run_dir', '')}/incidents/{doc.get('id')}",
         commands=commands(doc),
         document=document(doc),
     )
+
+
+def crash_text(crash: Mapping[str, Any]) -> str:
+    """The traceback, long ones cut in their middle; without one the exception alone."""
+    return "\n".join(traces.traceback_rows(str(crash.get("traceback") or ""), MAX_TRACEBACK_LINES)) or f"{crash.get('type', '?')}: {crash.get('message', '')}"
 
 
 def facts(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -92,7 +98,7 @@ def facts(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("culprit", text.culprit_words(doc)),
         ("at", str(doc.get("at") or "")),
         ("time", text.times_words(doc)),
-        ("waiting", f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 160)}{group}" if waiting else ""),
+        ("waited" if text.over(doc) else "waiting", f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 160)}{group}" if waiting else ""),
         ("no report", shown.short_ranks(doc.get("unknown_ranks") or (), 160)),
         ("page", text.page_words(doc)),
     ]
@@ -107,30 +113,38 @@ def the_map(doc: Mapping[str, Any]) -> rank_map.RankMap | None:
     if doc.get("cause") == "compiling":
         kinds["compiling"] = list(doc.get("culprit_ranks") or ())
     for rank, row in rows.items():
-        kinds.setdefault(str(row.get("phase", "other")), []).append(int(rank))
-    titles = {int(rank): f"{str(row.get('phase', '')).replace('_', ' ')} {row.get('detail') or ''}".strip() for rank, row in rows.items()}
+        kinds.setdefault(_kind(row), []).append(int(rank))
+    titles = {int(rank): f"{_label(row)} {row.get('detail') or ''}".strip() for rank, row in rows.items()}
     return rank_map.build(min(world_size, 1 << 17), kinds, doc.get("culprit_ranks") or (), titles)
 
 
-def clusters(doc: Mapping[str, Any]) -> list[tuple[int, str, str, str, bool]]:
-    """Ranks that do the same: (how many, ranks, phase, detail, whether culprits), culprits first."""
-    found: dict[tuple[bool, str, str], list[int]] = {}
+def _kind(row: Mapping[str, Any]) -> str:
+    return str(row.get("kind") or row.get("phase") or "other")
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return str(row.get("label") or str(row.get("phase") or "?").replace("_", " "))
+
+
+def clusters(doc: Mapping[str, Any]) -> list[tuple[int, str, str, str, str, bool]]:
+    """Ranks that do the same: (how many, ranks, kind for the colour, label, detail, whether culprits), culprits first."""
+    found: dict[tuple[bool, str, str, str], list[int]] = {}
     rows = doc.get("ranks") or {}
     for rank, row in rows.items():
-        phase, detail = str(row.get("phase", "?")), str(row.get("detail") or "")
-        found.setdefault((bool(row.get("culprit")), phase, "" if phase == "running" else detail), []).append(int(rank))
+        detail = str(row.get("detail") or "") if row.get("phase") != "running" or row.get("culprit") else ""
+        found.setdefault((bool(row.get("culprit")), _kind(row), _label(row), detail), []).append(int(rank))
     lost = [rank for rank in doc.get("culprit_ranks") or () if str(rank) not in rows]
     if lost:
-        found[(True, str(doc.get("cause") or "other"), str(doc.get("at") or ""))] = lost
+        found[(True, "culprit", f"culprit: {doc.get('cause') or '?'}", str(doc.get("at") or ""))] = lost
     unseen = [rank for rank in doc.get("waiting_ranks") or () if str(rank) not in rows]
     if unseen:
         detail = text.group_words(doc["group"]).split(",")[0] if doc.get("group") else ""
-        found.setdefault((False, "collective_wait", detail), []).extend(unseen)
+        found.setdefault((False, "collective_wait", "waiting", detail), []).extend(unseen)
     if doc.get("unknown_ranks"):
-        found[(False, "no_report", "")] = list(doc["unknown_ranks"])
+        found[(False, "no_report", "no report", "")] = list(doc["unknown_ranks"])
     return [
-        (len(ranks), shown.short_ranks(ranks, 200), phase, detail, culprit)
-        for (culprit, phase, detail), ranks in sorted(found.items(), key=lambda item: (not item[0][0], len(item[1])))
+        (len(ranks), shown.short_ranks(ranks, 200), kind, label, detail, culprit)
+        for (culprit, kind, label, detail), ranks in sorted(found.items(), key=lambda item: (not item[0][0], len(item[1])))
     ]
 
 
@@ -168,14 +182,14 @@ def _stack_view(group: Mapping[str, Any], common: int) -> StackView:
     frames = list(group.get("frames") or ())[:200]
     views = []
     for index, frame in enumerate(frames):
-        match = _FRAME.match(frame)
+        match = traces.FRAME.match(frame)
         path = match["file"] if match else ""
         views.append(
             FrameView(
                 name=match["name"] if match else frame,
                 place=f"{path.rsplit('/', 1)[-1]}:{match['line']}" if match else "",
                 path=path,
-                library=bool(_LIBRARY.search(path)),
+                library=traces.is_library(path),
                 differs=common >= 0 and index == len(frames) - common - 1,
             )
         )
@@ -224,7 +238,7 @@ def commands(doc: Mapping[str, Any]) -> list[str]:
     """What one would type next, on the culprit's node."""
     pids = doc.get("pids") or {}
     found = [pids[str(rank)] for rank in (doc.get("culprit_ranks") or ())[:2] if str(rank) in pids]
-    if doc.get("closed_at") is not None or doc.get("cause") in ("exited", "killed", "oom_killed", "crashed"):
+    if text.over(doc) or doc.get("cause") in ("exited", "killed", "oom_killed", "crashed"):
         found = []
     return [f"py-spy dump --native --pid {pid}" for pid in found]
 

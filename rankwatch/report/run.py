@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from rankwatch import shown
+from rankwatch import redact, shown
 from rankwatch.model import Incident, Status
 from rankwatch.report import incident as incidents
-from rankwatch.report import redact
 
 SCHEMA = 1
 

@@ -40,6 +40,7 @@ def _build(status: Status) -> dict[str, Any]:
     views = shown.rank_views(status)
     states = snapshot.ranks() if snapshot else {}
     phases = {phase: compress(ranks) for phase, ranks in shown.phase_sets(views, status.job.world_size).items()}
+    verdicts = shown.current_verdicts(status)
     chosen = _chosen(states, views)
     step_s = shown.median_step_s(snapshot)
     steps = [state.steps for state in states.values()]
@@ -60,9 +61,10 @@ def _build(status: Status) -> dict[str, Any]:
         "timeout_used": round(max((view.inflight_s / view.timeout_s for view in views.values() if view.timeout_s), default=0.0), 4),
         "phases": phases,
         "culprits": compress(rank for rank, view in views.items() if view.culprit),
+        "odd": compress(rank for rank, view in views.items() if view.kind == "culprit"),
         "stuck": compress(rank for rank, view in views.items() if view.stuck),
         "ranks": [incidents.rank_row(states[rank], views[rank], status) for rank in chosen],
-        "groups": incidents.groups(status),
+        "groups": incidents.groups(status, verdicts),
         "compile": [_compile_row(states[rank], status) for rank in _compile_ranks(states)],
         "probes": _probes(states),
         "incidents": {
@@ -84,18 +86,20 @@ def _build(status: Status) -> dict[str, Any]:
             "stack_dumps": dict(health.stack_dumps),
         },
     }
-    drawn = (doc["state"], doc["incidents"], phases, doc["stuck"], doc["ranks_seen"], int(doc["as_of"] // _REDRAW_S))
+    under_way = [(row["rank"], [(one["frame"], one["phase"]) for one in row["now"]]) for row in doc["compile"]]
+    drawn = (doc["state"], doc["incidents"], phases, doc["odd"], doc["stuck"], under_way, doc["ranks_seen"], int(doc["as_of"] // _REDRAW_S))
     doc["revision"] = f"{crc32(json.dumps(drawn, sort_keys=True).encode()):08x}"
     return doc
 
 
 def headline(status: Status, views: Mapping[int, shown.RankView]) -> str:
     """The sentence on top: the gravest open incident's, else how the job does."""
+    if status.state in ("done", "failed"):
+        ending = f" ({shown.one_line(status.snapshot.ending)})" if status.snapshot and status.snapshot.ending else ""
+        return f"The job has ended with {shown.exit_words(status.exit_code)}{ending}."
     if status.open_incidents:
         gravest = max(status.open_incidents, key=lambda incident: (shown.VERDICT_ORDER.index(incident.verdict.verdict), -incident.opened_at))
         return incidents.summary(gravest.verdict)
-    if status.state in ("done", "failed"):
-        return f"The job has ended with {shown.exit_words(status.exit_code)}."
     if status.snapshot and status.snapshot.ending:
         return f"The job is ending: {shown.one_line(status.snapshot.ending)}."
     if not views:
@@ -139,11 +143,11 @@ def _compile_row(state: RankState, status: Status) -> dict[str, Any]:
         "graph_breaks": _count(totals.get("graph_breaks")),
         "failures": _count(totals.get("failures")),
         "seconds": _seconds(totals.get("seconds")),
-        "last_reason": shown.one_line((last.get("recompile_reason") if isinstance(last, Mapping) else "") or "")[:300],
+        "last_reason": shown.cut(shown.public_line((last.get("recompile_reason") if isinstance(last, Mapping) else "") or ""), 300),
         "splits": _count(ddp.get("buckets")),
         "split_status": shown.one_line(ddp.get("status") or ""),
         "split_hash": f"{mark:012x}" if (mark := _count(ddp.get("fingerprint"))) else "",
-        "split_error": shown.one_line(ddp.get("error") or ddp.get("reason") or "")[:300],
+        "split_error": shown.cut(shown.public_line(ddp.get("error") or ddp.get("reason") or ""), 300),
         "cudagraph_recordings": _count(graphs.get("recordings")),
         "cudagraph_pool_bytes": _count(graphs.get("pool_bytes")),
     }
@@ -154,19 +158,21 @@ def _count(value: object) -> int | None:
 
 
 def _seconds(value: object) -> float | None:
-    """Seconds of all stages together."""
-    total = value.get("total") if isinstance(value, Mapping) else None
-    return incidents.number(total) if isinstance(total, (int, float)) else None
+    """Seconds of all stages together: each stage is counted without the ones inside it."""
+    return round(shown.compile_seconds(value), 3) if isinstance(value, Mapping) else None
 
 
 def _probes(states: Mapping[int, RankState]) -> list[dict[str, Any]]:
-    """Probes that do not work somewhere, and ranks that run without the agent."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """Every probe with its ranks by status, those that do not work first, and ranks that run without the agent. `ok`: nothing to worry about."""
+    found: dict[tuple[bool, str, str, str], list[int]] = {}
     for rank, state in states.items():
         if state.agent in ("off", "silent"):
-            found.setdefault(("agent", state.agent, shown.one_line(state.agent_detail)[:200]), []).append(rank)
+            found.setdefault((False, "agent", state.agent, shown.public_line(state.agent_detail)[:200]), []).append(rank)
         for name, probe in state.probes.items():
-            if probe.get("status") not in ("armed", None):
-                key = (shown.one_line(name), shown.one_line(probe.get("status")), shown.one_line(probe.get("detail") or "")[:200])
-                found.setdefault(key, []).append(rank)
-    return [{"probe": name, "status": word, "detail": detail, "ranks": shown.short_ranks(ranks)} for (name, word, detail), ranks in sorted(found.items())[:40]]
+            ok = probe.get("status") in ("armed", None)
+            detail = "" if ok else shown.cut(shown.public_line(probe.get("detail") or ""), 200)
+            found.setdefault((ok, shown.one_line(name), shown.one_line(probe.get("status") or "unknown"), detail), []).append(rank)
+    return [
+        {"probe": name, "status": word, "ok": ok, "detail": detail, "ranks": shown.short_ranks(ranks)}
+        for (ok, name, word, detail), ranks in sorted(found.items())[:40]
+    ]

@@ -10,6 +10,7 @@ from rankwatch.report import html, rank_map, state
 from rankwatch.wire.ranks import expand
 
 PHASE_ORDER = (
+    "culprit",
     "dead",
     "unknown",
     "no_report",
@@ -28,7 +29,12 @@ def render(status: Status, nonce: str = "") -> str:
     """The page. Bounded at any world size; many viewers of one picture share the work behind it."""
     doc = state.to_json(status)
     phases = {phase: expand(ranks) for phase, ranks in doc["phases"].items()}
-    titles = {row["rank"]: f"{row['phase'].replace('_', ' ')} {row['detail']}".strip() for row in doc["ranks"]}
+    odd = set(expand(doc["odd"]))
+    if odd:  # the culprit of an open incident has a colour of its own, whatever it calmly does
+        phases = {phase: rest for phase, ranks in phases.items() if (rest := tuple(rank for rank in ranks if rank not in odd))} | {
+            "culprit": tuple(sorted(odd))
+        }
+    titles = {row["rank"]: f"{row['label']} {row['detail']}".strip() for row in doc["ranks"]}
     gravest = max((row["verdict"] for row in doc["incidents"]["open"]), key=shown.VERDICT_ORDER.index, default="")
     return html.render(
         "status.html.j2",
@@ -40,9 +46,9 @@ def render(status: Status, nonce: str = "") -> str:
         badge=gravest or doc["state"],
         paging=gravest in PAGING,
         facts=facts(doc),
-        rank_map=rank_map.build(min(status.job.world_size, 1 << 17), phases, expand(doc["culprits"])),
+        rank_map=rank_map.build(min(status.job.world_size, 1 << 17), phases, expand(doc["culprits"]), titles),
         legend=[(phase, len(phases[phase]), shown.short_ranks(phases[phase], 160)) for phase in (*PHASE_ORDER, *phases) if phase in phases][: len(phases)],
-        titles=titles,
+        broken=[probe for probe in doc["probes"] if not probe["ok"]],
         problems=[(name, reason) for name, reason in doc["run"]["capabilities"].items() if reason != "ok"],
     )
 

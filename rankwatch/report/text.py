@@ -6,11 +6,13 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankwatch import shown
+from rankwatch import shown, traces
 from rankwatch.model import PAGING
 
 WIDTH = 110
 MAX_STACKS = 24
+MAX_TRACEBACK_LINES = 40
+MAX_LINE = 300
 
 
 def render(doc: Mapping[str, Any]) -> str:
@@ -18,10 +20,10 @@ def render(doc: Mapping[str, Any]) -> str:
     parts = [
         _headline(doc),
         _section("What to do", _bullets(doc.get("advice") or ())),
-        _section("Who waits", _waiting(doc)),
+        _section("Who waited" if over(doc) else "Who waits", _waiting(doc)),
         _section("Exception", _crash(doc)),
         _section("Compiling", _compile(doc)),
-        _section("Stacks, grouped (innermost frame first)", _stack_groups(doc)),
+        _section(f"Stacks, grouped (innermost frame first{'; whole ones in stacks/rank_N.txt' if _run_dir(doc) else ''})", _stack_groups(doc)),
         _section("Full stacks", _stacks(doc)),
         _section("Process groups", _groups(doc)),
         _section("Evidence", _bullets(doc.get("evidence") or ())),
@@ -39,13 +41,48 @@ def verdict_words(doc: Mapping[str, Any]) -> str:
     return f"{verdict} ({doc.get('cause', '?')}, {doc.get('domain', '?')}), {doc.get('confidence', '?')}"
 
 
+def over(doc: Mapping[str, Any]) -> bool:
+    """Whether the incident is closed or the job that it is about has ended."""
+    return doc.get("closed_at") is not None or job_ended(doc)
+
+
+def job_ended(doc: Mapping[str, Any]) -> bool:
+    """Whether the run, or the attempt that the incident belongs to, has ended."""
+    return (doc.get("job") or {}).get("ended_at") is not None
+
+
+def end_words(doc: Mapping[str, Any]) -> str:
+    """ "the job ended 07:12:04Z with exit code 1 (SIGINT to the launcher)"; "" while it runs."""
+    end = doc.get("job") or {}
+    reason = f" ({end['ending']})" if end.get("ending") else ""
+    if end.get("state") == "restarting":
+        return f"torchrun restarted the workers {shown.utc(end.get('ended_at'), date=False)} as attempt {end.get('attempt', '?')}{reason}"
+    if end.get("ended_at") is not None:
+        return f"the job ended {shown.utc(end['ended_at'], date=False)} with {shown.exit_words(end.get('exit_code'))}{reason}"
+    return f"the job is ending{reason}" if reason and doc.get("closed_at") is None else ""
+
+
+def summary_words(doc: Mapping[str, Any]) -> str:
+    """The summary; of a job that has ended with the words that it was so until then."""
+    summary = str(doc.get("summary") or "no summary")
+    until = job_ended(doc) and doc.get("closed_at") is None and doc.get("verdict") != "failed"
+    return f"until then: {summary}" if until else summary
+
+
+def owner_words(doc: Mapping[str, Any]) -> str:
+    """ "alice@example", else "the owner of the job"."""
+    return str(((doc.get("run") or {}).get("labels") or {}).get("owner") or "the owner of the job")
+
+
 def page_words(doc: Mapping[str, Any]) -> str:
     """Whether somebody must be woken, and why (not)."""
+    verdict, domain = doc.get("verdict"), doc.get("domain")
     if doc.get("closed_at") is not None:
         return "no: it is over"
-    verdict = doc.get("verdict")
-    if verdict == "failed" and doc.get("domain") not in ("node", "network", "storage"):
-        return "no: a ticket for the owner of the job"
+    if verdict == "failed" and domain not in ("node", "network", "storage"):
+        return f"no: a ticket for {owner_words(doc)}"
+    if job_ended(doc):
+        return f"yes: the job has ended, the {domain} may fail the next one" if verdict == "failed" else "no: the job has ended"
     if verdict in PAGING:
         return "yes: it does not end by itself"
     return "no: a ticket" if verdict == "straggler" else "no: it may end by itself"
@@ -53,24 +90,36 @@ def page_words(doc: Mapping[str, Any]) -> str:
 
 def times_words(doc: Mapping[str, Any]) -> str:
     """Since when, how long, until when: the line below the headline."""
-    since, closed = doc.get("since"), doc.get("closed_at")
-    until = closed if closed is not None else doc.get("as_of", doc.get("updated_at"))
+    since, closed, end = doc.get("since"), doc.get("closed_at"), doc.get("job") or {}
+    ended = closed if closed is not None else end.get("ended_at")
+    until = ended if ended is not None else doc.get("as_of", doc.get("updated_at"))
     parts = [f"since {shown.utc(since)}"]
     if since is not None and until is not None:
-        parts.append(f"{'lasted' if closed is not None else 'for'} {shown.duration(max(0.0, until - since))}")
+        parts.append(f"{'lasted' if ended is not None else 'for'} {shown.duration(max(0.0, until - since))}")
     if closed is not None:
         parts.append(f"closed {shown.utc(closed, date=False)}")
-    elif doc.get("timeout_left_s") is not None:
-        deadline = (doc.get("updated_at") or 0.0) + doc["timeout_left_s"]
-        parts.append(f"the watchdog ends the job in {shown.duration(doc['timeout_left_s'])} (at {shown.utc(deadline, date=False)})")
+    parts += _timeout(doc, until)
     if doc.get("lost_rank_s"):
-        parts.append(f"cost{'' if closed is not None else ' so far'} {lost_words(doc['lost_rank_s'])}")
+        parts.append(f"cost{'' if ended is not None else ' so far'} {shown.lost_words(doc['lost_rank_s'])}")
     return ", ".join(parts)
 
 
-def lost_words(lost_rank_s: float) -> str:
-    """ "41 rank-min", "12 rank-s"."""
-    return f"{round(lost_rank_s / 60)} rank-min" if lost_rank_s >= 60 else f"{round(lost_rank_s)} rank-s"
+def deadline(doc: Mapping[str, Any]) -> float | None:
+    """When the group's timeout is, or was, due: unix seconds; None where it has none."""
+    if doc.get("timeout_at") is not None:
+        return float(doc["timeout_at"])
+    return float(doc.get("updated_at") or 0.0) + float(doc["timeout_left_s"]) if doc.get("timeout_left_s") is not None else None
+
+
+def _timeout(doc: Mapping[str, Any], until: float | None) -> list[str]:
+    due = deadline(doc)
+    if due is None or until is None:
+        return []
+    if due <= until:
+        return [f"the group timed out at {shown.utc(due, date=False)}"]
+    if over(doc):
+        return [f"the group's timeout was due at {shown.utc(due, date=False)}"]
+    return [f"the watchdog ends the job in {shown.duration(due - until)} (at {shown.utc(due, date=False)})"]
 
 
 def culprit_words(doc: Mapping[str, Any]) -> str:
@@ -121,7 +170,8 @@ def compile_words(activity: Mapping[str, Any]) -> str:
 def _headline(doc: Mapping[str, Any]) -> str:
     rows = [
         verdict_words(doc),
-        *textwrap.wrap(str(doc.get("summary") or "no summary"), WIDTH, break_long_words=False, break_on_hyphens=False),
+        *filter(None, (end_words(doc),)),
+        *textwrap.wrap(summary_words(doc), WIDTH, break_long_words=False, break_on_hyphens=False),
         "",
         f"culprit  {culprit_words(doc)}" + (f", at {doc['at']}" if doc.get("at") else ""),
         f"times    {times_words(doc)}",
@@ -159,9 +209,10 @@ def _crash(doc: Mapping[str, Any]) -> list[str]:
     rows = []
     for rank, crash in (doc.get("crash") or {}).items():
         rows.append(
-            f"rank {rank}: {crash.get('type', '?')}: {shown.one_line(crash.get('message', ''))}" + (f" ({crash['source']})" if crash.get("source") else "")
+            f"rank {rank}: {crash.get('type', '?')}: {shown.cut(shown.one_line(crash.get('message', '')), 300)}"
+            + (f" ({crash['source']})" if crash.get("source") else "")
         )
-        rows += [f"  {line}" for line in str(crash.get("traceback") or "").splitlines()]
+        rows += [f"  {shown.cut(line, MAX_LINE)}" for line in traces.traceback_rows(str(crash.get("traceback") or ""), MAX_TRACEBACK_LINES)]
     return rows
 
 
@@ -175,19 +226,28 @@ def _stack_groups(doc: Mapping[str, Any]) -> list[str]:
     for group in (doc.get("stack_groups") or ())[:MAX_STACKS]:
         role = f" ({group['role']})" if group.get("role") in ("culprit", "waiting") else ""
         ranks = str(group.get("ranks", "?"))
-        rows += ["", f"{'rank' if ranks.isdigit() else 'ranks'} {ranks}{role}", *(f"    {frame}" for frame in group.get("frames") or ("no Python frame",))]
+        rows += [
+            "",
+            f"{'rank' if ranks.isdigit() else 'ranks'} {ranks}{role}",
+            *(f"    {frame}" for frame in traces.folded(group.get("frames") or ("no Python frame",))),
+        ]
     return rows[1:]
 
 
 def _stacks(doc: Mapping[str, Any]) -> list[str]:
-    """The culprits' full text; the others are in the files."""
+    """The culprits' full text where no file holds it; that none was caught is always said."""
     stacks = doc.get("stacks") or {}
     rows: list[str] = []
     for rank in map(str, (doc.get("culprit_ranks") or ())[:4]):
-        if rank in stacks:
-            text = stacks[rank]
-            rows += [f"rank {rank}", *(f"    {line}" for line in text.splitlines())] if text else [f"rank {rank}: no stack was caught"]
+        if rank in stacks and not stacks[rank]:
+            rows.append(f"rank {rank}: no stack was caught")
+        elif rank in stacks and not _run_dir(doc):
+            rows += [f"rank {rank}", *(f"    {line}" for line in stacks[rank].splitlines())]
     return rows
+
+
+def _run_dir(doc: Mapping[str, Any]) -> str:
+    return str((doc.get("run") or {}).get("run_dir") or "")
 
 
 def _groups(doc: Mapping[str, Any]) -> list[str]:
@@ -219,14 +279,16 @@ def ends_recovered(doc: Mapping[str, Any]) -> bool:
 
 
 def _files(doc: Mapping[str, Any]) -> list[str]:
-    run_dir = (doc.get("run") or {}).get("run_dir")
+    run_dir = _run_dir(doc)
     if not run_dir:
         return []
     rows = [f"{run_dir}/incidents/{doc.get('id')}/", "    incident.json, index.html, report.txt"]
     caught = [int(rank) for rank, text in (doc.get("stacks") or {}).items() if text]
     if caught:
-        rows.append(f"    stacks/ of ranks {shown.short_ranks(caught, 200)}")
-    rows += [f"    {name}" for name in (doc.get("recorder_files") or ())[:8]]
+        rows.append(f"    stacks/rank_N.txt of {shown.rank_words(caught, 200)}")
+    recorders = list(doc.get("recorder_files") or ())
+    if recorders:
+        rows.append(f"    {' '.join(recorders[:8])}" + (f" and {len(recorders) - 8} more" if len(recorders) > 8 else ""))
     return rows
 
 
@@ -242,6 +304,11 @@ def _run(doc: Mapping[str, Any]) -> list[str]:
     ]
     if versions:
         rows.append(f"versions: {versions}")
-    if run.get("status_url"):
+    labels = dict(run.get("labels") or {})
+    if labels.get("owner"):
+        rows.append(f"owner: {labels.pop('owner')}")
+    if labels:
+        rows.append("labels: " + ", ".join(f"{name}={value}" for name, value in labels.items()))
+    if run.get("status_url") and not over(doc):
         rows.append(f"live: {run['status_url']}")
     return rows

@@ -6,6 +6,7 @@ open paths behind one of their own, so that slow pages never keep Prometheus out
 
 from __future__ import annotations
 
+import errno
 import gzip
 import secrets
 import socket
@@ -36,6 +37,8 @@ RECEIVE_S = 5.0
 """A single read or write may take so long."""
 REQUEST_S = 8.0
 """A whole request head may take so long, however its bytes trickle; also how long a kept connection may idle."""
+POLL_S = 1.0
+"""How often the accepting thread looks for connections that are past their time."""
 ANSWER_S = 30.0
 """A whole answer may take so long."""
 MAX_LINE = 4096
@@ -51,8 +54,8 @@ class Server:
     """Serves `routes` on `listen` ("HOST:PORT", "[V6]:PORT" or "off"; port 0 is any free one).
 
     routes: path -> Route; one that ends in "/" also takes what lies below it. token: asked for everything but /metrics and /healthz where given;
-    it must be given to listen beyond loopback (ValueError). hosts: names beside localhost under which a loopback server may be reached.
-    `notice`: after start, what a person should know ("" for nothing): the port was taken and by whom, or why nothing is served.
+    without it a `listen` beyond loopback becomes 127.0.0.1. hosts: names beside localhost under which a loopback server may be reached.
+    `notice`: after start, what a person should know ("" for nothing): no token, the port was taken and by whom, or why nothing is served.
     """
 
     def __init__(self, listen: str, routes: Mapping[str, Route], token: str | None = None, hosts: Iterable[str] = ()) -> None:
@@ -66,10 +69,11 @@ class Server:
         self._hosts = tuple(hosts)
         self._http: _Listener | None = None
         if not self._off and not self._token and not is_loopback(self._host):
-            raise ValueError(
+            self.notice = (
                 f"--listen {listen}: other machines can reach this address, and pages with stacks and paths need a token there; "
-                "give one with --token-file FILE, or listen on 127.0.0.1"
+                "listening on 127.0.0.1 only; give a token with --token-file FILE"
             )
+            self._host = "127.0.0.1"
 
     def start(self) -> str:
         """Begin to serve; the URL, or "" where that is off or impossible (then `notice` says why). Never raises for the network's sake."""
@@ -79,19 +83,23 @@ class Server:
             family, host = address.resolve(self._host)
             self._http = self._bind(family, host)
         except OSError as error:
-            self.notice = f"nothing is served: cannot listen on {self._host}:{self._port}: {error.strerror or error}; files and lines are written all the same"
+            self._note(f"nothing is served: cannot listen on {self._host}:{self._port}: {error.strerror or error}; files and lines are written all the same")
             return ""
         self.url = address.url(self._host, self._http.server_address[1])
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, name="rankwatch-http", daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": POLL_S}, name="rankwatch-http", daemon=True).start()
         return self.url
 
     def stop(self) -> None:
-        """Stop accepting and cut every connection; within about 0.1 s."""
+        """Stop accepting and cut every connection, at once."""
         http, self._http = self._http, None
         if http is not None:
+            _cut(http.socket)  # wakes the accepting thread; where the system does not, it wakes within POLL_S
             http.shutdown()
             http.server_close()
             http.cut_all()
+
+    def _note(self, text: str) -> None:
+        self.notice = f"{self.notice}; {text}" if self.notice else text
 
     def _bind(self, family: socket.AddressFamily, host: str) -> _Listener:
         """The listening server; on the next free port where the wanted one is taken. OSError where none can be had."""
@@ -104,7 +112,7 @@ class Server:
                     raise
                 continue
             if port != self._port:
-                self.notice = f"port {self._port} is taken by {address.holder(self._port)}; listening on {http.server_address[1]} instead"
+                self._note(f"port {self._port} is taken by {address.holder(self._port)}; listening on {http.server_address[1]} instead")
             return http
         raise OSError("no port could be had")
 
@@ -114,12 +122,14 @@ class Server:
         """The response to one request: the rules first, then the route."""
         if method not in ("GET", "HEAD"):
             return Response("only GET and HEAD\n", status=405, headers={"Allow": "GET, HEAD"})
-        found = split_target(target)
-        if found is None:
-            return Response("no such page\n", status=404)
+        try:
+            found = split_target(target)
+            refused = self._refuse(found[0], headers, version) if found is not None else Response("no such page\n", status=404)
+        except ValueError:  # too many fields, a Host or a token that nothing can read
+            return Response("bad request\n", status=400)
+        if found is None or refused is not None:
+            return refused or Response("no such page\n", status=404)
         path, query = found
-        if (refused := self._refuse(path, headers, version)) is not None:
-            return refused
         route = find(self._routes, path)
         if route is None:
             return Response("no such page\n", status=404)
@@ -176,8 +186,9 @@ class _Listener(ThreadingHTTPServer):
     def get_request(self) -> tuple[Any, Any]:
         try:
             connection, peer = super().get_request()
-        except OSError:
-            time.sleep(0.05)  # out of descriptors: the pending connection stays readable, do not spin on it
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # not stopped, but out of descriptors: the pending connection stays readable, do not spin on it
+                time.sleep(0.05)
             raise
         with self._lock:
             crowded = len(self._due) >= MAX_CONNECTIONS
@@ -202,7 +213,7 @@ class _Listener(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Every 0.1 s, in the accepting thread: cut what is past its time. Its own thread then closes it."""
+        """Every POLL_S, in the accepting thread: cut what is past its time. Its own thread then closes it."""
         now = time.monotonic()
         with self._lock:
             late = [connection for connection, due in self._due.items() if due < now]

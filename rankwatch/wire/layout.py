@@ -38,10 +38,11 @@ THREAD_TEXTS = ("compile_id", "kind", "phase", "frame", "reason", "detail")
 """kind: forward|backward|runtime; phase: torch's raw region name; frame: `name@file:line`; reason: of a recompile, "" for a first compile."""
 
 _SIZES = {
-    "owner": 1024,  # {pid, start_ticks, state: armed|claimed, rank, local_rank, world_size, attempt, ppid, python, torch, socket, wall_ns}
-    "lifecycle": 4096,  # {stage: armed|joining|joined|left|exiting, since_mono_ns, exception: {type, message, where, traceback}|null}
+    "owner": 1024,  # {pid, start_ticks, state: loaded|armed|claimed, rank, local_rank, world_size, attempt, ppid, python, torch, socket, wall_ns}
+    "lifecycle": 4096,  # {stage: armed|joining|join_failed|joined|left|exiting, since_mono_ns, exception: {type, message, where, traceback}|null,
+    #                      barrier: {group, calls, inside, since_mono_ns, timeout_s}|null}: of monitored_barrier, which no recorder shows
     "probes": 2048,  # {probe: {status: armed|off|missing|failed, detail, errors}}
-    "groups": 24576,  # {creating: name|null, groups: [{name, desc, backend, ranks: "0-3,7", timeout_s, generation, created_wall_ns}]}
+    "groups": 24576,  # {creating: name|null, creating_ranks, groups: [{name, desc, backend, ranks: "0-3,7", timeout_s, generation, created_wall_ns}]}
     "heartbeat": 8192,  # torch's status-only recorder JSON (gloo), as torch wrote it, or {}; the last one of a crash adds `entries`; mono_ns is the beat
     "steps": 256,  # {count, last_mono_ns, last_s, explicit}
     "compile": 4096,  # totals since start, see agent/probes/compile.py

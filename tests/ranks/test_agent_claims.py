@@ -38,6 +38,7 @@ def test_a_wrapper_that_imports_torch_gives_way_to_the_trainer_that_it_starts(tm
         assert node.record("owner")["pid"] == joined["pid"]  # the wrapper ends later and writes nothing
 
 
+@pytest.mark.slow_ranks
 def test_of_two_pythons_of_a_shell_the_one_that_joins_is_the_rank(tmp_path: Path) -> None:
     for name, code in {"prepare.py": "import torch\n", "train.py": TELL + JOIN + "tell()\n", "report.py": "import torch\n"}.items():
         (tmp_path / name).write_text(code)
@@ -82,13 +83,14 @@ def test_a_child_with_a_world_of_its_own_is_not_the_rank(tmp_path: Path) -> None
         assert node.record("owner")["pid"] == rank["pid"]
 
 
+@pytest.mark.slow_ranks
 def test_children_of_a_rank_end_as_they_like_and_the_rank_goes_on(tmp_path: Path) -> None:
     """fork + sys.exit, fork + exception, DataLoader workers by fork and by spawn: none of them writes, none takes the socket along."""
     code = (
         TELL
         + JOIN
         + """
-import torch
+import rankwatch, torch
 from torch.utils.data import DataLoader
 class Data:
     def __len__(self): return 4
@@ -99,7 +101,7 @@ def main():
         pid = os.fork()
         if pid == 0:
             sys.stderr = open(os.devnull, "w")
-            torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1).step()
+            rankwatch.step()
             what()
         return os.waitpid(pid, 0)[1]
     def leave(): sys.exit(5)
@@ -164,8 +166,10 @@ def test_the_last_state_of_a_killed_rank_stays(tmp_path: Path) -> None:
 
 
 def test_the_last_rank_removes_the_directory_of_a_dead_launcher(tmp_path: Path) -> None:
-    folder = tmp_path / "slots"
-    folder.mkdir()
+    base = tmp_path / "rankwatch.abcdefgh"
+    folder = base / "a0"
+    folder.mkdir(parents=True)
+    (base / "owner.json").write_text("{}")
     with Node(folder) as node:
         launcher = node.start("import time; time.sleep(600)", RANK="")
         process = node.start(TELL + JOIN + "tell()\n" + HOLD, **{env.LAUNCHER_PID: str(launcher.pid)})
@@ -176,5 +180,5 @@ def test_the_last_rank_removes_the_directory_of_a_dead_launcher(tmp_path: Path) 
             script.unlink()
         _out, err = process.communicate("\n", timeout=30)
         assert process.returncode == 0, err
-        assert not folder.exists()
-        folder.mkdir()
+        assert not base.exists()
+        folder.mkdir(parents=True)

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -189,6 +191,79 @@ def test_a_rank_that_cannot_join_says_that_it_joins(tmp_path: Path) -> None:
         assert node.record("owner")["state"] == "claimed"
 
 
+def test_a_rank_whose_join_failed_says_so_and_why(tmp_path: Path) -> None:
+    """Until it tries again; a join that then succeeds leaves nothing of it."""
+    code = (
+        TELL
+        + """
+import datetime, torch.distributed as dist
+try:
+    dist.init_process_group("gloo", init_method="env://", world_size=-1, rank=-1, store=dist.HashStore())
+except Exception:
+    tell()
+sys.stdin.readline()
+dist.init_process_group("gloo")
+tell()
+"""
+        + HOLD
+    )
+    with Node(tmp_path) as node:
+        process = node.start(code)
+        printed(process)
+        lifecycle = node.record("lifecycle")
+        assert lifecycle["stage"] == "join_failed"
+        exception = lifecycle["exception"]
+        assert (exception["type"], exception["where"]) == ("AssertionError", "script_0.py:6:<module>")
+        assert exception["message"].startswith("Cannot specify both init_method and store")
+        assert "/rankwatch/agent/" not in exception["traceback"]
+        go_on(process)
+        printed(process)
+        assert (node.record("lifecycle")["stage"], node.record("lifecycle")["exception"]) == ("joined", None)
+        assert node.record("probes")["collectives"]["errors"] == 0
+
+
+def test_a_stderr_that_nobody_reads_costs_the_server_and_blocks_nothing(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 512)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    (tmp_path / "full.py").write_text(TELL + JOIN + "dist.all_reduce(torch.ones(3))\ntell()\n")
+    with Node(tmp_path) as node:
+        command = [sys.executable, str(tmp_path / "full.py")]
+        done = subprocess.run(command, env=node.environ(), stdout=subprocess.PIPE, stderr=writer, timeout=60)
+        assert done.returncode == 0
+        assert node.record("probes")["collectives"]["detail"].startswith("no worker server: it writes a line to stderr when it starts")
+        assert node.record("heartbeat")["pg_status"]
+        assert node.record("owner")["socket"] == ""
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("json.loads('{')", 1)], ids=["end of the script", "exception"])
+def test_clients_of_the_server_hold_no_end_up(tmp_path: Path, end: str, status: int) -> None:
+    """One is silent, one is in the middle of its request, one reads no answer, some wait for the GIL."""
+    code = TELL + JOIN + "dist.all_reduce(torch.ones(3))\ntell()\nsys.stdin.readline()\n" + end
+    with Node(tmp_path) as node:
+        process = node.start(code)
+        printed(process)
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+        for n, client in enumerate(clients):
+            client.connect(str(tmp_path / env.socket_name(0)))
+            handler = b"fr_trace_json" if n == 2 else b"dump_traceback"
+            client.sendall((b"", b"POST /handler/pi")[n] if n < 2 else b"POST /handler/%s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % handler)
+        go_on(process)
+        _out, err = process.communicate(timeout=20)
+        assert process.returncode == status, err
+        assert "terminate called" not in err
+        assert "Server shutting down" not in err
+        assert not (tmp_path / env.socket_name(0)).exists()
+        for client in clients:
+            client.close()
+
+
 def test_a_rank_that_holds_the_gil_answers_and_its_heart_does_not_beat(tmp_path: Path) -> None:
     code = TELL + JOIN + "dist.all_reduce(torch.ones(3))\ntell()\nsys.stdin.readline()\nimport ctypes\nctypes.PyDLL(None).sleep(60)\n"
 
@@ -243,7 +318,7 @@ before = dispositions()
 dist.init_process_group("gloo")
 tell(
     before=before, after=dispositions(), sigpipe=signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL, threads=threading.active_count(),
-    signature=str(inspect.signature(dist.init_process_group))[:19], name=dist.init_process_group.__qualname__,
+    signature=str(inspect.signature(dist.init_process_group))[:20], name=dist.init_process_group.__qualname__,
     pickled=pickle.loads(pickle.dumps(dist.init_process_group)) is dist.init_process_group,
     path=[p for p in sys.path if p.endswith("agent/site")],
 )

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from one_rank import PACKAGE, SITE, Node
+from one_rank import PACKAGE, SITE, Node, printed
 
 pytestmark = pytest.mark.ranks
+WIRE = ["rankwatch.wire", "rankwatch.wire.env", "rankwatch.wire.layout"]
 SHOW = """
 import json, os, sys, threading, signal
 print(json.dumps({
@@ -38,7 +39,8 @@ def test_a_process_with_the_agent_looks_like_one_without(tmp_path: Path) -> None
     for name in ("argv", "main", "path", "excepthook", "threads", "sigint", "sitecustomize"):
         assert watched[name] == bare[name], name
     assert watched["pythonpath"] == str(SITE)  # a shell or wrapper in between passes it on
-    assert watched["agent"] == ["rankwatch", "rankwatch.agent", "rankwatch.agent.boot", "rankwatch.agent.when_imported", "rankwatch.wire", "rankwatch.wire.env"]
+    agent = ["boot", "mark", "orphan", "ownership", "when_imported"]
+    assert watched["agent"] == ["rankwatch", "rankwatch.agent", *(f"rankwatch.agent.{name}" for name in agent), *WIRE]
 
 
 def added_by(imports: str) -> set[str]:
@@ -48,8 +50,10 @@ def added_by(imports: str) -> set[str]:
     return {name for name in done.stdout.split() if not name.startswith("rankwatch")}
 
 
-def test_booting_loads_nothing_of_the_standard_library() -> None:
-    assert added_by("rankwatch.agent.boot") <= {"__future__", "os", "os.path", "posixpath", "genericpath", "stat", "_stat", "abc", "_abc", "_collections_abc"}
+def test_booting_loads_nearly_nothing_of_the_standard_library() -> None:
+    always = {"__future__", "os", "os.path", "posixpath", "genericpath", "stat", "_stat", "abc", "_abc", "_collections_abc"}
+    assert added_by("rankwatch.agent.boot") <= always
+    assert added_by("rankwatch.agent.mark") - always <= {"time", "struct", "_struct", "zlib"}
 
 
 def test_arming_loads_an_allow_listed_handful() -> None:
@@ -90,6 +94,59 @@ print(rankwatch.__file__)
         for change in ({}, {"RANKWATCH_CLAIMED": "1"}):
             done = subprocess.run([sys.executable, "-S", "-c", code], env=node.environ(**change), capture_output=True, text=True, timeout=30)
             assert done.stdout.strip() == str(PACKAGE / "__init__.py"), done.stderr
+
+
+@pytest.mark.parametrize("where", ["next to the script", "on PYTHONPATH", "next to the module"])
+def test_a_module_of_that_name_that_the_job_has_is_the_jobs(tmp_path: Path, where: str) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "rankwatch.py").write_text("mine = True\n")
+    (own / "train.py").write_text("import rankwatch\nprint(rankwatch.mine)\n")
+    with Node(tmp_path) as node:
+        environ = node.environ()
+        script = own / "train.py"
+        if where == "on PYTHONPATH":
+            script = script.rename(tmp_path / "train.py")
+            environ["PYTHONPATH"] += f"{os.pathsep}{own}"
+        argv = ["-m", "train"] if where == "next to the module" else ["-u", "-W", "default", str(script)]
+        folder = own if where == "next to the module" else tmp_path
+        done = subprocess.run([sys.executable, *argv], env=environ, cwd=folder, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+        assert node.record("owner") == {}
+
+
+def test_a_rank_leaves_a_mark_before_torch_is_imported(tmp_path: Path) -> None:
+    """The first living Python does; a child of it, one after it, and one that is inert do not; one after its end does."""
+    child = "import subprocess, sys, os; subprocess.run([sys.executable, '-c', 'pass'], check=True); print(os.getpid())"
+    with Node(tmp_path) as node:
+        assert node.run("pass", RANKWATCH_CLAIMED="1") == (0, "", "")
+        assert node.record("owner") == {}
+        for _ in range(2):
+            code, out, err = node.run(child)
+            assert (code, err) == (0, "")
+            owner = node.record("owner")
+            assert (owner["state"], owner["pid"], owner["rank"]) == ("loaded", int(out), 0)
+
+
+def test_the_last_process_without_torch_removes_the_directory_of_a_dead_launcher(tmp_path: Path) -> None:
+    base = tmp_path / "rankwatch.abcdefgh"
+    slots = base / "a0"
+    slots.mkdir(parents=True)
+    (base / "owner.json").write_text("{}")
+    with Node(slots, ranks=2) as node:
+        launcher = node.start("import time; time.sleep(600)", RANK="")
+        ranks = [node.start("import sys; print(1, flush=True); sys.stdin.readline()", rank=rank, RANKWATCH_LAUNCHER_PID=str(launcher.pid)) for rank in range(2)]
+        for process in ranks:
+            printed(process)
+        launcher.kill()
+        launcher.wait()
+        for script in slots.glob("script_*"):
+            script.unlink()
+        ranks[0].communicate("\n", timeout=30)
+        assert slots.exists()
+        ranks[1].communicate("\n", timeout=30)
+        assert list(tmp_path.iterdir()) == []
+        slots.mkdir(parents=True)
 
 
 def user_hook(folder: Path, code: str) -> str:

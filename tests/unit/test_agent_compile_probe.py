@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
@@ -48,9 +49,10 @@ class Torch:
         self.hook({"name": name, "ph": "E", "args": {}})
         self.stack.remove(name)
 
-    def _compile(self, code: CodeType, compile_id: str = "0/0") -> None:
+    def _compile(self, code: CodeType, compile_id: str = "0/0", inside: Callable[[], None] = lambda: None) -> None:
         """Named as torch's, whose local `code` the probe reads."""
         self.begin("dynamo", compile_id)
+        inside()
 
 
 @pytest.fixture
@@ -150,9 +152,26 @@ def test_regions_that_torch_forgot_do_not_outlive_the_next_compile(fake: FakeRan
     assert (live["compile_id"], live["depth"]) == ("1/0", 1)
 
 
-def test_a_compile_inside_a_compile_shows_the_outer_one(fake: FakeRank, torch: Torch) -> None:
+def test_a_compile_whose_end_torch_forgot_too_does_not_outlive_the_next_one(fake: FakeRank, torch: Torch) -> None:
+    """The interrupt came in the end's hook: torch's stack keeps the region as well. Only one `_compile` is on the Python stack, so it is over."""
     torch._compile(CODE, "0/0")
-    torch._compile(threading.Thread.start.__code__, "1/0")
+    torch.begin("bytecode_tracing", "0/0")
+    torch._compile(CODE, "1/0")
+    (live,) = fake.threads()
+    assert (live["compile_id"], live["depth"]) == ("1/0", 1)
+
+
+def test_a_record_that_an_interrupt_left_behind_is_swept_up(fake: FakeRank, torch: Torch) -> None:
+    torch._compile(CODE)
+    fake.rank.threads.sweep()
+    assert len(fake.threads()) == 1
+    fake.rank.threads.here().regions.clear()
+    fake.rank.threads.sweep()
+    assert fake.threads() == []
+
+
+def test_a_compile_inside_a_compile_shows_the_outer_one(fake: FakeRank, torch: Torch) -> None:
+    torch._compile(CODE, "0/0", inside=lambda: torch._compile(threading.Thread.start.__code__, "1/0"))
     (live,) = fake.threads()
     assert (live["compile_id"], live["frame"], live["depth"]) == ("0/0", FRAME, 2)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from rankwatch.agent import sources
-from rankwatch.agent.crash import ending_exception
+from rankwatch.agent.crash import calling, ending_exception
 
 
 def test_no_exception_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,14 +35,48 @@ def test_the_innermost_line_of_the_user_is_named(monkeypatch: pytest.MonkeyPatch
     assert "JSONDecodeError" in found["traceback"]
 
 
-def test_a_long_traceback_keeps_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def ends_by(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], object]) -> dict[str, Any]:
     monkeypatch.delattr(sys, "last_exc", raising=False)
-    monkeypatch.setattr(sys, "last_value", ValueError("m" * 9000 + "END"), raising=False)
+    try:
+        fail()
+    except Exception as error:
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
     found = ending_exception()
     assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("message", ["m" * 5_000_000, "line\n" * 1_000_000])
+def test_a_long_message_leaves_the_frames_in_the_traceback(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    def load() -> None:
+        raise ValueError(message)
+
+    found = ends_by(monkeypatch, load)
+    assert (len(found["message"]), len(found["traceback"].encode()) <= 2500) == (500, True)
+    assert ", in load\n" in found["traceback"]
+    assert "ValueError: " in found["traceback"]
+    assert found["traceback"].endswith("...\n")
+
+
+def test_a_deep_traceback_keeps_its_first_and_its_last_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    def even(n: int) -> None:
+        odd(n - 1)
+
+    def odd(n: int) -> None:
+        if n < 0:
+            raise KeyError("gone")
+        even(n - 1)
+
+    found = ends_by(monkeypatch, lambda: even(60))
     assert len(found["traceback"].encode()) <= 2500
-    assert found["traceback"].rstrip().endswith("END")
-    assert (found["type"], found["where"], len(found["message"])) == ("ValueError", "", 500)
+    assert ", in ends_by\n" in found["traceback"]
+    assert "\n  ...\n" in found["traceback"]
+    assert found["traceback"].endswith("KeyError: 'gone'\n")
+    assert found["where"].endswith(":odd")
+
+
+def test_the_line_that_runs_now_is_the_users_innermost_one() -> None:
+    assert json.loads("1", parse_int=lambda _text: calling()).split(":")[::2] == ["test_agent_crash.py", "<lambda>"]
 
 
 def test_whose_code_a_file_is() -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rankwatch.agent.groups import Groups
-from rankwatch.agent.probes.collectives import shorten_status
+from rankwatch.agent.probes.collectives import shorten_status, with_entries
 
 
 class World:
@@ -142,3 +142,35 @@ def test_a_registry_entry_without_a_backend_does_not_fail() -> None:
     followed, shown = groups(world)
     followed.refresh()
     assert shown[-1]["groups"][0]["backend"] == ""
+
+
+def test_the_ranks_of_a_group_in_creation_are_told_and_go_with_it() -> None:
+    world = World()
+    followed, shown = groups(world)
+    followed.creation_starts("1", [0, 2], None)
+    assert (shown[-1]["creating"], shown[-1]["creating_ranks"]) == ("1", "0,2")
+    followed.creation_ends()
+    assert (shown[-1]["creating"], shown[-1]["creating_ranks"]) == (None, "")
+
+
+def test_a_group_is_named_as_callers_give_it() -> None:
+    world = World()
+    world.add("0", [0, 1], desc="default_pg")
+    other = world.add("4", [0, 1])
+    followed, _shown = groups(world)
+    followed.refresh()
+    assert (followed.name_of(None), followed.name_of(other), followed.name_of(object())) == ("0", "4", "")
+
+
+def test_last_words_hold_the_newest_entries_that_fit() -> None:
+    entries = [{"collective_seq_id": n, "profiling_name": "gloo:all_reduce", "input_sizes": [[n]], "frames": ["x" * 500]} for n in range(1, 31)]
+    recorder = json.dumps({"entries": entries, "pg_status": {}}).encode()
+    status = b'{"pg_status":{"0":{"last_enqueued_collective":"30"}}}'
+    said = with_entries(status, recorder, 8000)
+    assert [entry["collective_seq_id"] for entry in json.loads(said)["entries"]] == list(range(15, 31))
+    assert json.loads(said)["pg_status"] == {"0": {"last_enqueued_collective": "30"}}
+    assert b"frames" not in said
+    short = with_entries(status, recorder, 300)
+    assert len(short) <= 300
+    assert [entry["collective_seq_id"] for entry in json.loads(short)["entries"]] == [29, 30]
+    assert with_entries(status, b'{"entries":[]}', 8000) == status

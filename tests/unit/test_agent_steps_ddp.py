@@ -146,8 +146,7 @@ def test_a_split_is_recorded_with_its_buckets(fake: FakeRank, backend: type[Back
     live = fake.rank.threads.here()
     live.compile_id, live.kind, live.frame = "2/0", "forward", "forward@model.py:31"
     fake.rank.threads.opens(live)
-    live.names.append("backend_compile")
-    live.starts.append(1)
+    live.regions.append(("backend_compile", 1))
     assert backend.DDPOptimizer(4000, compile_one).compile_fn(BUCKETS, []) == [2000, 3000]
     assert seen == [(1, 2), (2, 2)]
     assert (fake.threads()[0]["split"], fake.threads()[0]["splits"]) == (0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 
@@ -95,6 +97,40 @@ def test_commands_about_rankwatch_itself_load_no_torch(words):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.splitlines()[-1] == "False False False 0"
+
+
+def test_control_characters_in_a_line_of_ours_are_escapes(capsys):
+    cli.say("run dir /a\x1b[2J\n[rankwatch] done")
+    assert capsys.readouterr().err == "[rankwatch] run dir /a\\x1b[2J\\n[rankwatch] done\n"
+
+
+@pytest.mark.parametrize("words", ["config", "--help", "config --limits", "ls --help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_of_stdout_that_has_gone_is_no_failure(words, unbuffered):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    try:
+        done = subprocess.run([sys.executable, "-m", "rankwatch", *words.split()], stdout=write_end, stderr=subprocess.PIPE, timeout=60, env=environ)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_broken_pipe_that_is_not_stdout_is_not_hidden(monkeypatch, capfd):
+    def broken(argv, options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("rankwatch.commands.config.main", broken)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["config"])
+
+
+def test_with_stderr_closed_nothing_of_ours_reaches_stdout():
+    program = "exec 2>&-; " + shlex.quote(sys.executable)
+    done = subprocess.run(["sh", "-c", f"{program} -m rankwatch --nonsense x; {program} -m rankwatch"], stdout=subprocess.PIPE, timeout=60)
+    assert done.stdout == b""
+    assert done.returncode == 2
 
 
 def test_config_prints_value_and_origin(capsys):

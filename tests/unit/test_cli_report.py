@@ -115,14 +115,34 @@ def test_a_damaged_incident_is_named_and_the_others_are_shown(run, capsys):
 def test_ls_lists_runs_with_their_end_and_incidents(run, capsys):
     incident(run, "20260101T000100Z-1", verdict="slow")
     incident(run, "20260101T000200Z-2", verdict="stuck")
+    (run / "run.json").write_text(
+        json.dumps(
+            {
+                "exit_code": 1,
+                "started_at": 1000.0,
+                "ended_at": 1125.0,
+                "command": ["rankwatch", "--owner", "a", "torchrun", "--nproc-per-node", "2", "/a/b/train.py", "--lr", "1"],
+            }
+        )
+    )
     other = run.parent / "20260102T000000Z-other"
     other.mkdir()
     (other / "run.json").write_text('{"exit_code": null}')
     assert cli.main(["ls"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "20260102T000000Z-other  no end recorded  no incident",
-        "20260101T000000Z-job    exit 1           1 slow, 1 stuck",
+        "RUN                     LASTED  EXIT             INCIDENTS        COMMAND",
+        "20260102T000000Z-other  -       no end recorded  none",
+        "20260101T000000Z-job    2m05s   1                1 slow, 1 stuck  torchrun --nproc-per-node 2 train.py --lr 1",
     ]
+
+
+def test_ls_counts_an_incident_by_the_worst_verdict_it_reached(run, capsys):
+    folder = incident(run, "20260101T000100Z-1", verdict="recovered")
+    doc = json.loads((folder / "incident.json").read_text())
+    doc["history"] = [{"at": 1.0, "verdict": verdict, "cause": "unknown", "culprit_ranks": [1]} for verdict in ("slow", "stuck", "recovered")]
+    (folder / "incident.json").write_text(json.dumps(doc))
+    assert cli.main(["ls"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split("  ")[-1].strip() == "1 stuck"
 
 
 def test_ls_without_runs_is_3(tmp_path, monkeypatch, capsys):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
 from rankwatch import config
 from rankwatch.config import OPTIONS, ConfigError, Options, load
+from rankwatch.monitor.policy import Limits
 
 needs_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is new in 3.11")
 
@@ -59,12 +61,12 @@ def test_each_layer_wins_over_the_one_before(tmp_path):
 
 @needs_toml
 def test_tables_are_merged_by_name_and_lists_replaced(tmp_path):
-    path = file(tmp_path, 'no-probe = ["ddp"]\n[labels]\nteam = "vision"\ntier = "low"\n[limits]\nslow_after_s = 7\n')
+    path = file(tmp_path, 'no-probe = ["ddp"]\n[labels]\nteam = "vision"\ntier = "low"\n[limits]\nnotice_s = 7\n')
     options = load([("label", "tier=high"), ("no-probe", "steps"), ("no-probe", "compile")], {"RANKWATCH_LIMIT": "poll_s=0.5,first_s=2m"}, (path,))
     assert options.labels == {"team": "vision", "tier": "high"}
     assert options.origins["labels.team"] == path
     assert options.origins["labels.tier"] == "command line"
-    assert options.limits == {"slow_after_s": 7.0, "poll_s": 0.5, "first_s": 120.0}
+    assert options.limits == {"notice_s": 7.0, "poll_s": 0.5, "first_s": 120.0}
     assert options.no_probe == ("steps", "compile")
 
 
@@ -95,7 +97,7 @@ def test_durations_take_a_unit(text, seconds):
         ("label", "novalue", "K=V"),
         ("label", "9x=1", "K=V with K of letters"),
         ("label", "__name__=1", "__"),
-        ("limit", "slow_after_s=soon", "seconds"),
+        ("limit", "notice_s=soon", "seconds"),
     ],
 )
 def test_a_bad_value_is_refused_with_flag_value_and_what_is_accepted(name, value, accepted):
@@ -161,6 +163,42 @@ def test_a_file_of_the_working_directory_that_others_may_write_is_not_used(tmp_p
     assert "RANKWATCH_CONFIG=./rankwatch.toml" in options.warnings[0]
     (tmp_path / "rankwatch.toml").chmod(0o644)
     assert load((), {}, ("rankwatch.toml",)).on_incident == "rm -rf ."
+
+
+@needs_toml
+def test_a_file_of_the_working_directory_that_the_group_may_write_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rankwatch.toml").write_text('owner = "me"')
+    (tmp_path / "rankwatch.toml").chmod(0o664)
+    assert load((), {}, ("rankwatch.toml",)).owner == ""
+
+
+@needs_toml
+def test_pipes_devices_and_huge_files_hold_nothing_up(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "huge").write_bytes(b"#" * ((1 << 20) + 1))
+    (tmp_path / "large").write_bytes(b"#" * (1 << 20))
+    paths = (str(tmp_path / "pipe"), "/dev/zero", str(tmp_path), str(tmp_path / "huge"), str(tmp_path / "large"))
+    assert load((), {}, paths).warnings == (
+        f"{paths[0]} is not used: it cannot be read (it is no regular file)",
+        "/dev/zero is not used: it cannot be read (it is no regular file)",
+        f"{paths[2]} is not used: it cannot be read (it is no regular file)",
+        f"{paths[3]} is not used: it cannot be read (it is larger than 1 MiB)",
+    )
+    with pytest.raises(ConfigError, match="no regular file"):
+        load((), {"RANKWATCH_CONFIG": paths[0]}, ())
+
+
+def test_a_run_dir_of_a_user_who_does_not_exist_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"--run-dir: '~nosuchuser/x' is not accepted; it takes a path, and there is no user 'nosuchuser' here"):
+        load([("run-dir", "~nosuchuser/x")], {}, ())
+    assert load([("run-dir", "~/x")], {}, ()).run_dir == "~/x"
+
+
+def test_the_help_names_a_number_that_exists():
+    option = next(option for option in OPTIONS if option.name == "limit")
+    assert ": notice_s=10;" in option.help
+    assert hasattr(Limits(), "notice_s")
 
 
 def test_names_between_launcher_and_ranks_are_no_options():

@@ -1,5 +1,7 @@
 """Ranks that end badly: the first cause is named, whatever the order in which the ends are seen; planned ends are no incident."""
 
+from dataclasses import replace
+
 import pytest
 from build_jobs import MONO, WALL, Job, coll, die, group, init, mark, nap
 
@@ -261,3 +263,33 @@ def test_a_rank_in_a_group_that_others_wait_for_is_exited_only_if_they_wait():
             yield nap(0.3)
 
     assert Job(script, 3).play(60).kinds() == []
+
+
+def test_a_rank_killed_when_its_cgroup_ran_out_of_memory_says_so():
+    dead = state(1, -9, at=MONO)
+    dead = replace(dead, process=replace(dead.process, oom_killed=True))
+    verdict = diagnose(State(), snap([state(0), dead, state(2)]), MONO, Limits())[1][0]
+    assert (verdict.verdict, verdict.cause, verdict.domain, verdict.culprit_ranks) == ("failed", "oom_killed", "node", (1,))
+    assert "memory cgroup" in verdict.summary
+
+
+def test_a_rank_that_ended_well_is_named_as_soon_as_a_peer_says_that_it_lost_it():
+    """The peer still takes down torch, which takes seconds; its exception is in the slot."""
+    told = judge(snap([state(0), state(1, 0, at=MONO), state(2)]), snap([replace(state(0, crash=LOST), stage="exiting"), state(1, 0, at=MONO), state(2)], 0.5))
+    assert told == [[], [("failed", "exited", (1,))]]
+
+
+def test_a_peer_that_raises_something_of_its_own_does_not_put_the_blame_on_a_rank_that_ended_well():
+    told = judge(snap([replace(state(0, crash=USER), stage="exiting"), state(1, 0, at=MONO, enqueued=7), state(2)], 0.5))
+    assert told == [[]]
+
+
+def test_a_victim_is_not_named_by_those_that_wait_for_it_while_its_own_loss_is_unexplained():
+    """A rank lost a peer and is dead, nobody else is: the rest waits for it, and the first cause may be seen in a moment."""
+    told, current = [], State()
+    for t in (0.0, 0.5, 1.0, 2.0, 2.5, 4.0):
+        ranks = [state(0, 1, LOST, at=MONO + 0.1, enqueued=7), state(1), state(2)]
+        current, verdicts, _ = diagnose(current, snap(ranks, t), MONO + t, Limits())
+        told.append([(v.verdict, v.cause, v.culprit_ranks, v.confidence) for v in verdicts])
+    assert told[:5] == [[], [], [], [], []]
+    assert told[5] == [("failed", "crashed", (0,), "partial")]

@@ -100,7 +100,7 @@ def test_a_mismatch_needs_two_looks_and_names_both_sides():
     assert first == 2.0
     verdict = told[first][0]
     assert (verdict.verdict, verdict.cause, verdict.culprit_ranks, verdict.waiting_ranks) == ("stuck", "mismatch", (2,), (0, 1))
-    assert "default_pg #14: rank 2 calls barrier" in verdict.evidence
+    assert "#14 of default_pg: rank 2 calls barrier" in verdict.evidence
 
 
 # -- frontiers -------------------------------------------------------------------------------------------------------------

@@ -360,7 +360,14 @@ def test_silent_point_to_point_waits_give_no_page():
         yield init(180)
         yield recv("never")
 
-    assert Job(script, 3).play(120).kinds() == []
+    job = Job(script, 3).play(120)
+    assert job.kinds() == [("slow", "unknown", ())]
+    assert job.pages() == []
+    told = job.first("slow")
+    assert told.at >= 60
+    assert told.verdict.confidence == "partial"
+    assert told.verdict.waiting_ranks == (0, 1, 2)
+    assert "rank 0 is in train.py:52:main" in told.verdict.evidence
 
 
 def test_no_step_and_nothing_open_is_told_as_slow_and_partial_after_a_minute():

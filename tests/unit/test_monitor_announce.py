@@ -55,6 +55,14 @@ def test_the_second_line_comes_when_the_last_rank_steps_and_names_it():
     assert said.lines() == ["[rankwatch] all 2 ranks stepping after 19 s (slowest rank 1, +9 s)"]
 
 
+def test_the_second_line_says_how_long_the_slowest_rank_compiled():
+    said = Said()
+    totals = [{"seconds": {"dynamo": 1.0, "aot": 2.0, "inductor": inductor, "triton": 0.0, "autotune": 0.0}} for inductor in (37.0, 58.0)]
+    ranks = (rank(0, steps=1, last_step_at=164.0, compile_totals=totals[0]), rank(1, steps=1, last_step_at=174.0, compile_totals=totals[1]))
+    said.announcer.look(status(174, *ranks), settled=True)
+    assert said.lines()[-1] == "[rankwatch] all 2 ranks stepping after 74 s (compile 61 s; slowest rank 1, +10 s)"
+
+
 def test_a_job_without_optimizer_steps_by_its_collectives():
     said = Said()
     said.announcer.look(status(110, rank(0, completed={"0": 3}), rank(1, completed={"0": 20})), settled=True)
@@ -71,9 +79,8 @@ def test_a_verdict_is_repeated_after_one_five_and_fifteen_minutes():
     spoken = []
     for now in range(200, 3000):
         said.announcer.look(status(now, rank(0), rank(1), incidents=(one,)), settled=True)
-        if said.lines():
-            spoken.append(now - 200)
-    assert spoken == [60, 300, 900, 1800, 2700]
+        spoken += [(now - 200, line.rsplit("repeat=", 1)[1].split(" ")[0]) for line in said.lines()]
+    assert spoken == [(60, "1"), (300, "2"), (900, "3"), (1800, "4"), (2700, "5")]
 
 
 def test_the_end_of_an_incident_is_said():
@@ -105,6 +112,19 @@ def test_a_pipe_that_nobody_reads_blocks_no_caller():
     assert announcer.dropped > 0
     assert announcer.flush(0.05) is False
     gate.set()
+
+
+def test_an_out_that_fails_in_any_way_is_survived():
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise RuntimeError(text)
+
+    announcer = Announcer(Broken())
+    announcer.notice("x")
+    assert announcer.flush(10)
+    announcer.notice("y")
+    assert announcer.flush(10)
+    assert announcer.dropped == 2
 
 
 def test_a_closed_stderr_is_survived():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
 from rankwatch.monitor import command
 from rankwatch.monitor.command import IncidentCommand
+from rankwatch.monitor.processes import read_stat
 
 
 class Said:
@@ -40,6 +44,21 @@ def test_a_large_incident_that_nobody_reads_harms_nothing() -> None:
 
 def test_a_flood_on_stderr_is_dropped_but_for_its_end() -> None:
     assert run("yes flood | head -c 30000000 >&2; echo last >&2; exit 5") == ["on-incident command ended with exit code 5: last"]
+
+
+def test_one_that_runs_when_the_launcher_ends_keeps_its_deadline(tmp_path) -> None:
+    program = (
+        "import os, sys, time\nfrom rankwatch.monitor import command\ncommand.DEADLINE_S = 0.2\n"
+        f"command.IncidentCommand('echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 1000 & wait', print).run('opened', 'i', lambda: b'')\n"
+        f"while not os.path.exists('{tmp_path}/pid'): time.sleep(0.01)\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=20, check=True)
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while (found := read_stat(pid)) is not None and found.state != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_one_that_hangs_is_ended_with_its_children(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,3 +60,15 @@ def test_odd_files_say_nothing(tmp_path):
 def test_without_user_code_the_innermost_frame_is_named():
     assert user_frame('  File "/x/site-packages/torch/a.py", line 3, in f\n') == "a.py:3:f"
     assert user_frame("") == ""
+
+
+def test_the_cpp_exception_that_ended_a_process_counts_before_an_older_traceback(tmp_path):
+    log = tmp_path / "stderr.log"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/job/train.py", line 3, in step\nValueError: caught and printed\n'
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 944 vs 940. Received data size doesn't match expected size.\n"
+    )
+    crash = from_log(str(log))
+    assert crash.type == "gloo::EnforceNotMet"
+    assert crash.message.startswith("[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 944 vs 940.")

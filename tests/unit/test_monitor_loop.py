@@ -216,6 +216,45 @@ def test_a_restart_begins_with_fresh_judgement_and_keeps_closed_incidents(monito
     assert len(monitor.status.closed_incidents) == 1
 
 
+def loss(monitor):
+    """Rank 1 has gone, rank 0 is left: an open incident."""
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    monitor._look_at_failure({1: 3}, time.monotonic() + 1)
+    return monitor.status.open_incidents[0]
+
+
+def test_the_last_rewrite_says_how_the_job_ended_and_shows_the_ranks_from_before(monitor):
+    incident = loss(monitor)
+    monitor._end("SIGINT to the launcher")
+    FakeReader.ranks = tuple(dataclasses.replace(one, stage="exiting", steps=99) for one in FakeReader.ranks)
+    monitor._tick()
+    monitor._finish(1, time.monotonic() + 2)
+    place = monitor.run_dir / "incidents" / incident.id
+    document = json.loads((place / "incident.json").read_text())
+    assert (document["job"]["exit_code"], document["job"]["ending"], document["job"]["state"]) == (1, "SIGINT to the launcher", "failed")
+    assert document["job"]["ended_at"] == pytest.approx(time.time(), abs=5)
+    assert (document["ranks"]["0"]["steps"], document["ranks"]["0"]["stage"]) == (30, "joined")
+    assert "with exit code 1 (SIGINT to the launcher)" in (place / "report.txt").read_text()
+    assert "with exit code 1 (SIGINT to the launcher)" in (place / "index.html").read_text()
+
+
+def test_what_a_restart_ends_reads_as_restarted(monitor):
+    incident = loss(monitor)
+    monitor._end("torchrun stops the workers after rank 1 failed")
+    monitor._restart(1)
+    assert monitor._writer.flush(10)
+    document = json.loads((monitor.run_dir / "incidents" / incident.id / "incident.json").read_text())
+    assert (document["job"]["state"], document["job"]["attempt"], document["job"]["ending"]) == (
+        "restarting",
+        1,
+        "torchrun stops the workers after rank 1 failed",
+    )
+    assert "torchrun restarted the workers (attempt 1) after" in document["summary"]
+    assert document["ranks"]["0"]["stage"] == "joined"
+    assert any(" RECOVERED rank=1 " in line and " by=restart attempt=1 " in line for line in said(monitor))
+
+
 def test_calls_before_the_start_and_after_the_end_return(monitor):
     monitor.workers_failing({0: 1}, 0.1)
     monitor.ending("x")

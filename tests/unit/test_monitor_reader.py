@@ -141,6 +141,16 @@ def job(tmp_path):
         rank.server.close()
 
 
+def test_a_rank_that_has_not_imported_torch_is_not_silent_while_the_process_of_the_mark_lives(job):
+    rank = job.ranks[0]
+    rank.put("owner", {"pid": 2_000_000_300, "start_ticks": 5, "state": "loaded"})
+    found = job.at(131)[0]
+    assert (found.agent, found.agent_detail, found.stage) == ("loaded", "loaded; torch is not imported yet", "starting")
+    assert found.process.pid == PIDS[0]  # below a shell the mark may be any Python's
+    job.processes.gone[2_000_000_300] = 132.0
+    assert job.at(133)[0].agent == "silent"
+
+
 def test_a_rank_is_silent_until_it_claims_and_the_reason_comes_after_thirty_seconds(job):
     assert (job.at(101)[0].agent, job.at(101)[0].agent_detail) == ("silent", "agent has not reported yet")
     assert job.at(131)[0].agent_detail.startswith("agent did not load within 30 s")
@@ -314,3 +324,23 @@ def test_the_last_look_asks_nobody(job):
         rank.server.asked.clear()
     job.at(110, final=True)
     assert [rank.server.asked for rank in job.ranks] == [[], []]
+
+
+def test_last_words_in_the_slot_of_a_crashed_rank_are_its_newest_collectives(job):
+    """Its server stops in the same moment; what it called is known all the same, and kept for the report."""
+    words = {
+        "pg_status": {"0": {"last_enqueued_collective": "6", "last_completed_collective": "6"}},
+        "entries": [
+            {"collective_seq_id": 7, "pg_id": 0, "process_group": ["0", "d"], "profiling_name": "gloo:all_reduce", "input_sizes": [[400]], "retired": False}
+        ],
+    }
+    rank = job.ranks[0]
+    rank.join()
+    rank.beat(100.0, 6, 6)
+    job.at(100.0)
+    rank.put("lifecycle", {"stage": "exiting", "since_mono_ns": int(100.2e9), "exception": {"type": "RuntimeError", "message": "Connection closed by peer"}})
+    rank.put("heartbeat", words, 100.3)
+    state = job.at(100.5)[0]
+    assert [(c.seq, c.input_sizes) for c in state.collectives if c.seq == 7] == [(7, ((400,),))]
+    assert state.collectives_at == 100.3
+    assert json.loads(job.reader.raw_recorders([0])[0]["last_words"])["entries"][0]["collective_seq_id"] == 7

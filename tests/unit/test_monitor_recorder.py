@@ -151,3 +151,17 @@ def test_odd_documents_raise_nothing():
         view.take({GENERIC: document, NCCL: document}, (DEFAULT,), WALL)
         view.numbers(GENERIC, document, (DEFAULT,))
         view.names_all(GENERIC, document)
+
+
+def test_last_words_join_what_was_read_and_replace_entries_of_the_same_number():
+    view = RecorderView()
+    view.take({GENERIC: {"entries": [entry(1, retired=True), entry(2)]}}, (DEFAULT,), WALL)
+    view.add(GENERIC, {"entries": [entry(2, retired=True), entry(3, op="gloo:barrier")]}, (DEFAULT,))
+    assert [(c.seq, c.op, c.done) for c in view.collectives] == [(1, "all_reduce", True), (2, "all_reduce", True), (3, "barrier", False)]
+
+
+def test_last_words_of_an_older_group_of_that_name_are_left_out():
+    view = RecorderView()
+    again = Group("0", "default_pg", "gloo", (0, 1), 1800.0, generation=1, created_wall_at=WALL + 10)
+    view.add(GENERIC, {"entries": [entry(7), entry(1, created=WALL + 11), "odd"]}, (again,))
+    assert [(c.generation, c.seq) for c in view.collectives] == [(1, 1)]

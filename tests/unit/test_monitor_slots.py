@@ -5,7 +5,7 @@ import os
 import random
 import time
 
-from rankwatch.model import CompileActivity, Group
+from rankwatch.model import CompileActivity, Group, Meeting
 from rankwatch.monitor.slots import SlotReader
 from rankwatch.wire import layout
 
@@ -51,12 +51,14 @@ def test_a_slot_that_nobody_wrote_is_present_and_empty(tmp_path):
 def test_every_record_reaches_the_state(tmp_path):
     slot = Slot(tmp_path / "s")
     slot.put("owner", {"pid": 41, "start_ticks": 9, "state": "claimed", "torch": "2.13.0"})
-    slot.put("lifecycle", {"stage": "joined", "since_mono_ns": 4_500_000_000, "exception": None})
+    barrier = {"group": "0", "calls": 3, "inside": True, "since_mono_ns": 5_000_000_000, "timeout_s": 30.0}
+    slot.put("lifecycle", {"stage": "joined", "since_mono_ns": 4_500_000_000, "exception": None, "barrier": barrier})
     slot.put("probes", {"compile": {"status": "armed", "detail": "", "errors": 0}})
     slot.put(
         "groups",
         {
             "creating": "2",
+            "creating_ranks": "0,2-3",
             "groups": [
                 {"name": "0", "desc": "default_pg", "backend": "gloo", "ranks": "0-2,5", "timeout_s": 1800, "generation": 1, "created_wall_ns": 7_000_000_000}
             ],
@@ -73,7 +75,8 @@ def test_every_record_reaches_the_state(tmp_path):
     assert (state.stage, state.stage_since) == ("joined", 4.5)
     assert state.probes == {"compile": {"status": "armed", "detail": "", "errors": 0}}
     assert state.groups == (Group("0", "default_pg", "gloo", (0, 1, 2, 5), 1800.0, 1, 7.0),)
-    assert state.group_in_creation == "2"
+    assert (state.group_in_creation, state.creation_ranks) == ("2", (0, 2, 3))
+    assert state.barrier == Meeting("0", 3, True, 5.0, 30.0)
     assert (state.heartbeat_at, state.recorder_status["pg_status"]["0"]) == (6.25, {"last_enqueued_collective": "4"})
     assert (state.steps, state.last_step_at, state.step_s) == (12, 5.5, 0.25)
     assert (state.compile_totals, state.ddp, state.cudagraph) == ({"frames": 3}, {"buckets": 2}, {"recordings": 1})

@@ -1,6 +1,7 @@
 """The writer never blocks, never leaves half a file, and finds another place when the first takes nothing."""
 
 import os
+import shutil
 import stat
 import threading
 import time
@@ -74,6 +75,28 @@ def test_an_unwritable_root_moves_everything_to_the_temp_dir_with_one_line(tmp_p
     assert len(said) == 1
     assert said[0].startswith(f"cannot write {tmp_path}/file/incidents/1/incident.json: File exists; files go to {tmp_path}/temp/rankwatch-")
     assert sorted(os.listdir(os.path.join(writer.root, "incidents/1"))) == ["incident.json", "report.txt"]
+    assert writer.dropped == 0
+
+
+def test_a_root_that_is_removed_is_made_again_once(tmp_path, said):
+    root, fallback = tmp_path / "runs" / "run", tmp_path / "fallback"
+    root.mkdir(parents=True)
+    root.chmod(0o750)
+    fallback.mkdir()
+    writer = Writer(str(root), said.append, str(fallback))
+    assert writer.write("a", b"1")
+    assert writer.flush(10)
+    shutil.rmtree(root.parent)
+    writer.write("deep/b", b"2")
+    assert writer.flush(10)
+    assert (root / "deep" / "b").read_bytes() == b"2"
+    assert root.stat().st_mode & 0o777 == 0o750
+    assert said == [f"{root} was removed while the job runs; it was made again, what it held is lost"]
+    shutil.rmtree(root)
+    writer.write("c", b"3")
+    assert writer.flush(10)
+    assert not root.exists()
+    assert [path.read_bytes() for path in fallback.glob("*/c")] == [b"3"]
     assert writer.dropped == 0
 
 

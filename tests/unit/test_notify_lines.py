@@ -7,7 +7,7 @@ import shlex
 import build_status
 import pytest
 
-from rankwatch.model import Change, Process, WaitedOn
+from rankwatch.model import Change, Crash, Frame, Process, WaitedOn
 from rankwatch.notify import lines
 
 
@@ -117,18 +117,72 @@ def test_each_incident_counts_once_by_the_gravest_verdict_it_had():
     picture = build_status.healthy_status(
         closed_incidents=(recovered, dataclasses.replace(build_status.compiling_incident(), lost_rank_s=30.0)), state="done", exit_code=0
     )
-    assert lines.done(picture) == "[rankwatch] done 9m44s: 1 stuck, 1 slow; 30 rank-s lost waiting (rank 3 recompiling forward@model.py:31: 30 s)"
+    assert lines.done(picture) == (
+        "[rankwatch] done 9m44s: 1 stuck, 1 slow; 30 rank-s lost waiting (rank 3 recompiling forward@model.py:31: 30 rank-s; "
+        f"rank 1 not_entered at train.py:31:load_batch); run={picture.job.run_dir}"
+    )
+
+
+def test_the_costliest_three_are_named_in_the_unit_of_the_whole_and_the_rest_summed():
+    costs = (1500.0, 540.0, 90.0, 45.0, 15.0)
+    over = tuple(dataclasses.replace(build_status.stuck_incident(), id=str(cost), lost_rank_s=cost) for cost in costs)
+    line = lines.done(build_status.healthy_status(closed_incidents=over, state="done", exit_code=0))
+    assert "; 36 rank-min lost waiting (" in line
+    assert [part.rsplit(": ", 1)[1] for part in line[line.index("(") + 1 : line.index(")")].split("; ")] == [
+        "25 rank-min",
+        "9 rank-min",
+        "1.5 rank-min",
+        "1 rank-min",
+    ]
+    assert "; 2 more: " in line
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"), [("SIGINT to the launcher", ", ended by SIGINT, exit code 1: "), ("torchrun stops the workers", ", exit code 1: ")]
+)
+def test_the_last_line_says_that_the_run_was_interrupted(ending, words):
+    snapshot = dataclasses.replace(build_status.healthy_status().snapshot, ending=ending)
+    picture = build_status.healthy_status(snapshot=snapshot, state="failed", exit_code=1)
+    assert lines.done(picture).startswith(f"[rankwatch] done 9m44s{words}")
+    assert json.loads(lines.done(picture, as_json=True))["ended_by"] == ("SIGINT" if "SIGINT" in ending else "")
+
+
+def test_restarts_are_counted_and_an_incident_that_a_restart_ended_says_so():
+    closed = dataclasses.replace(
+        build_status.stuck_incident(), closed_at=build_status.NOW, closed_wall_at=build_status.WALL, kept={"job": {"state": "restarting", "attempt": 1}}
+    )
+    picture = build_status.healthy_status(closed_incidents=(closed,), restarts=1, state="done", exit_code=0)
+    assert ": 1 stuck, 0 slow, 1 restart; " in lines.done(picture)
+    fields = logfmt(lines.verdict(closed, picture))
+    assert (fields["by"], fields["attempt"]) == ("restart", "1")
+
+
+def test_a_repeated_line_is_marked():
+    picture = build_status.stuck_status()
+    line = lines.verdict(picture.open_incidents[0], picture, repeat=2)
+    assert (line.split(" ")[2], logfmt(line)["repeat"]) == ("STUCK", "2")
+    assert json.loads(lines.verdict(picture.open_incidents[0], picture, repeat=2, as_json=True))["repeat"] == 2
+
+
+def test_the_place_is_never_a_frame_of_rankwatch():
+    own = (Frame("_on_event", "/venv/lib/python3.11/site-packages/rankwatch/agent/probes/compile.py", 77), *build_status.LOAD)
+    opened = dataclasses.replace(
+        build_status.stuck_incident(verdict=build_status.stuck_verdict(at="compile.py:77:_on_event")), stacks={1: build_status.stack(21107, own)}
+    )
+    assert logfmt(lines.verdict(opened, build_status.stuck_status()))["at"] == "train.py:31:load_batch"
 
 
 def test_the_last_line_of_a_healthy_run():
     picture = build_status.healthy_status(state="done", exit_code=0)
-    assert lines.done(picture) == "[rankwatch] done 9m44s: 0 stuck, 0 slow; 0 rank-min lost waiting"
+    assert lines.done(picture) == f"[rankwatch] done 9m44s: 0 stuck, 0 slow; 0 rank-s lost waiting; run={picture.job.run_dir}"
 
 
 def test_json_lines_are_objects_with_an_event_and_numbers_as_numbers():
     picture = build_status.stuck_status()
     record = json.loads(lines.verdict(picture.open_incidents[0], picture, as_json=True))
     assert (record["event"], record["culprit_ranks"], record["for_s"], record["timeout_in_s"]) == ("stuck", [1], 60.0, 540.0)
+    assert (record["pid"], record["seq"], record["waiting_ranks"]) == ([21107], 26, [0, 2, 3, 4, 5, 6, 7])
+    assert not {"rank", "waiting", "for", "timeout_in"} & set(record)
     assert record["time"] == build_status.WALL
     assert json.loads(lines.done(picture, as_json=True))["verdicts"] == {"stuck": 1}
     assert json.loads(lines.watching(picture, as_json=True))["can_compile"] == "ok"
@@ -158,6 +212,19 @@ class TestFailedBlock:
         assert "end of the log of rank 2:" in block
         assert "line 99\\x1b[0m" in block
         assert "line 84" not in block
+
+    def test_a_long_traceback_keeps_the_users_line_and_the_exception_and_no_secret(self):
+        crashed = build_status.crashed_status()
+        library = "".join(f'  File "/venv/lib/python3.11/site-packages/torch/m{number}.py", line 1, in f{number}\n    f()\n' for number in range(60))
+        text = (
+            f'Traceback (most recent call last):\n  File "/home/alice/proj/train.py", line 31, in load_batch\n    load(batch)\n{library}OSError: token=abc123\n'
+        )
+        crash = Crash("OSError", "token=abc123", traceback=text)
+        ranks = tuple(dataclasses.replace(state, crash=crash if state.crash else None) for state in crashed.snapshot.nodes[0].ranks)
+        block = lines.failed_block(dataclasses.replace(crashed, snapshot=build_status.snapshot(ranks)), {})
+        for words in ("line 31, in load_batch", "load(batch)", "... 59 library frames", "in f59", "OSError: token=***"):
+            assert words in block
+        assert "abc123" not in block
 
     def test_without_an_incident_the_rank_that_went_first_is_named(self):
         ranks = tuple(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import build_status
 import pytest
@@ -181,6 +182,9 @@ def test_report_txt_puts_the_culprit_first():
         ({"verdict": "failed", "domain": "node"}, "yes: it does not end by itself"),
         ({"verdict": "straggler"}, "no: a ticket"),
         ({"verdict": "stuck", "closed_at": 1.0}, "no: it is over"),
+        ({"verdict": "stuck", "job": {"ended_at": 1.0}}, "no: the job has ended"),
+        ({"verdict": "failed", "domain": "node", "job": {"ended_at": 1.0}}, "yes: the job has ended, the node may fail the next one"),
+        ({"verdict": "failed", "domain": "user_code", "run": {"labels": {"owner": "alice"}}}, "no: a ticket for alice"),
     ],
 )
 def test_who_must_be_woken(changes, words):
@@ -241,10 +245,99 @@ def test_a_recovered_incident_keeps_who_waited_and_shows_no_rank_that_has_moved_
     document = check(incident.to_json(over, build_status.healthy_status(closed_incidents=(over,))))
     assert (document["ranks"], document["groups"]) == ({}, [])
     assert page.clusters(document) == [
-        (1, "1", "not_entered", "train.py:31:load_batch", True),
-        (7, "0,2-7", "collective_wait", "all_reduce seq 26 of default_pg", False),
+        (1, "1", "culprit", "culprit: not_entered", "train.py:31:load_batch", True),
+        (7, "0,2-7", "collective_wait", "waiting", "all_reduce seq 26 of default_pg", False),
     ]
     assert text.render(document).count("recovered (not_entered)") == 1
     assert "no: it is over" in page.render(document)
     ended = incident.to_json(dataclasses.replace(over, final=True), build_status.stuck_status())
     assert ended["ranks"]["1"]["culprit"] is True
+
+
+def ended_status():
+    """The stuck job after Ctrl-C: the incident is still open, its picture is from before the end."""
+    picture = build_status.stuck_status(job=build_status.job(labels={"owner": "alice@example", "team": "nlp"}))
+    opened = dataclasses.replace(picture.open_incidents[0], final=True, kept=incident.picture(picture.open_incidents[0], picture))
+    ranks = tuple(build_status.rank_state(rank, stage="exiting") for rank in range(8))
+    snapshot = build_status.snapshot(ranks, ending="SIGINT to the launcher", final=True, now=build_status.NOW + 9, wall_at=build_status.WALL + 9)
+    return dataclasses.replace(picture, snapshot=snapshot, open_incidents=(opened,), state="failed", exit_code=1)
+
+
+def test_the_document_of_a_job_that_has_ended_says_how_and_keeps_the_picture_from_before():
+    picture = ended_status()
+    document = check(incident.to_json(picture.open_incidents[0], picture))
+    assert document["job"] == {"ended_at": build_status.WALL + 9, "exit_code": 1, "ending": "SIGINT to the launcher", "state": "failed"}
+    assert document["timeout_left_s"] is None
+    assert document["timeout_at"] == build_status.WALL + 540
+    assert document["summary"].endswith("for 60 s; ranks 0,2-7 wait")
+    assert (document["ranks"]["1"]["label"], document["ranks"]["0"]["label"]) == ("culprit: not_entered", "waiting")
+    assert document["groups"][0]["behind"] == "1"
+
+
+def test_the_report_of_a_job_that_has_ended_speaks_of_the_past():
+    picture = ended_status()
+    document = incident.to_json(picture.open_incidents[0], picture)
+    rendered = text.render(document)
+    for words in (
+        "the job ended 03:12:53Z with exit code 1 (SIGINT to the launcher)",
+        "until then: rank 1 has not entered",
+        "the group's timeout was due at 03:21:44Z",
+        "page     no: the job has ended",
+        "owner: alice@example",
+        "labels: team=nlp",
+        "Who waited",
+    ):
+        assert words in rendered
+    for words in ("watchdog ends", "live:", "so far", "Full stacks"):
+        assert words not in rendered
+    html = page.render(document)
+    assert "the job ended 03:12:53Z with exit code 1 (SIGINT to the launcher)" in html
+    assert 'id="countdown"' not in html
+    assert "Who did what" in html
+    assert "alice@example" in html
+    assert "shutdown" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+
+
+def test_a_timeout_that_has_passed_is_told_as_such():
+    picture = ended_status()
+    document = incident.to_json(picture.open_incidents[0], picture)
+    document["job"]["ended_at"] = document["timeout_at"] + 1
+    assert "the group timed out at 03:21:44Z" in text.times_words(document)
+
+
+def test_an_incident_that_a_restart_ended_has_not_recovered():
+    end = {"ended_at": build_status.WALL, "exit_code": None, "ending": "torchrun stops the workers after rank 1 failed", "state": "restarting", "attempt": 1}
+    closed = dataclasses.replace(build_status.stuck_incident(), closed_at=build_status.NOW, closed_wall_at=build_status.WALL, kept={"job": end})
+    document = check(incident.to_json(closed, build_status.healthy_status()))
+    words = "torchrun restarted the workers 03:12:44Z as attempt 1 (torchrun stops the workers after rank 1 failed)"
+    assert words in text.render(document)
+    assert words in page.render(document)
+
+
+def test_full_stacks_are_in_the_report_only_where_no_file_holds_them():
+    picture = build_status.stuck_status()
+    document = incident.to_json(picture.open_incidents[0], picture)
+    assert "Full stacks" not in text.render(document)
+    document["run"]["run_dir"] = ""
+    assert "Process 21107: python3 -u train.py" in text.render(document)
+
+
+def test_threads_of_rankwatch_are_not_shown_and_threads_that_only_pass_through_it_are():
+    own = 'Thread 9 "" (idle)\n    wait (/usr/lib/libc.so.6:0)\n    _Heartbeat._run (/work/rankwatch/agent/probes/collectives.py:290)'
+    mixed = 'Thread 7 "MainThread" (idle)\n    _on (/work/rankwatch/agent/probes/compile.py:3)\n    main (/home/a/train.py:1)'
+    shown_text = incident.stack_text(Stack(pid=7, at=0.0, text=f"Process 7\n\n{mixed}\n\n{own}\n"))
+    assert shown_text == f"Process 7\n\n{mixed}\n"
+
+
+def test_secrets_in_exceptions_and_summaries_reach_no_document():
+    picture = build_status.crashed_status()
+    crash = Crash("OSError", "403 for https://bob:hunter2@hub/x?token=hunter2", traceback="Traceback\nOSError: password='hunter2'\n")
+    ranks = tuple(dataclasses.replace(state, crash=crash) if state.rank == 2 else state for state in picture.snapshot.nodes[0].ranks)
+    opened = dataclasses.replace(
+        picture.open_incidents[0],
+        verdict=dataclasses.replace(picture.open_incidents[0].verdict, summary="rank 2 crashed: password=hunter2", evidence=("api_key: hunter2",)),
+    )
+    picture = dataclasses.replace(picture, snapshot=build_status.snapshot(ranks), open_incidents=(opened,))
+    documents = (incident.to_json(opened, picture), run.to_json(picture), state.to_json(picture))
+    assert "hunter2" not in json.dumps(documents)
+    assert "hunter2" not in text.render(documents[0]) + page.render(documents[0]) + markdown.render(documents[0]) + status.render(picture)

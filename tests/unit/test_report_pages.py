@@ -86,6 +86,28 @@ def test_the_status_page_renders_partial_pictures(build, changes):
     assert "rankwatch" in status.render(build(**changes))
 
 
+def test_the_culprit_of_an_open_incident_is_not_calmly_running():
+    rendered = status.render(build_status.stuck_status())
+    assert '<i class="phase k-culprit"></i>culprit: not_entered' in rendered
+    assert '<i class="phase k-running"></i>' not in rendered
+    assert '<rect class="k-culprit"' in rendered
+    assert '<span class="badge slow">waited on</span>' in rendered
+    assert "What rankwatch cannot see" not in rendered
+
+
+def test_a_compile_under_way_stands_in_the_table_of_finished_ones():
+    rendered = status.render(build_status.compiling_status())
+    assert "<th>under way</th>" in rendered
+    assert '<span class="mono">forward@model.py:31</span> inductor, 41 s, split 2 of 4' in rendered
+    assert "culprit: compiling" in rendered
+
+
+def test_frames_of_rankwatch_are_library_frames():
+    frames = ["_on (/work/rankwatch/agent/probes/compile.py:3)", "main (/home/a/train.py:1)"]
+    view = page.stack_views({"stack_groups": [{"ranks": "0", "frames": frames, "role": "culprit"}]})[0]
+    assert [frame.library for _, run in view.runs for frame in run] == [True, False]
+
+
 def test_ranks_nobody_reports_look_like_nothing_else():
     picture = build_status.stuck_status()
     picture = dataclasses.replace(picture, job=build_status.job(world_size=16))

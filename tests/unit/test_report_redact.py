@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwatch.report import redact
+from rankwatch import redact
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,8 @@ from rankwatch.report import redact
         (["--api-key", "abc", "--lr", "1"], ["--api-key", "***", "--lr", "1"]),
         (["--apiKey=abc"], ["--apiKey=***"]),
         (["--password", "-Zk9!"], ["--password", "***"]),
+        (["--token", "-abc123", "x"], ["--token", "***", "x"]),
+        (["--use-token", "-password", "x", "y"], ["--use-token", "***", "***", "y"]),
         (["--password", "--verbose"], ["--password", "--verbose"]),
         (["WANDB_API_KEY=abc", "train.py"], ["WANDB_API_KEY=***", "train.py"]),
         (["HF_TOKENS=abc"], ["HF_TOKENS=***"]),
@@ -44,6 +46,41 @@ def test_hidden(given, shown):
 )
 def test_kept(arguments):
     assert redact.command(arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("login failed: password=hunter2, retry", "login failed: password=***, retry"),
+        ("token='a b' x", "token='***' x"),
+        ('{"api_key": "abc", "lr": 1}', '{"api_key": "***", "lr": 1}'),
+        ("Authorization: Bearer abcdefghij", "Authorization: *** ***"),
+        ("run --hub-token abc now", "run --hub-token *** now"),
+        ("https://bob:hunter2@host/x?access_token=abc&y=1", "https://***@host/x?access_token=***&y=1"),
+    ],
+)
+def test_hidden_in_text(given, shown):
+    assert redact.text(given) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'token'",
+        "max_tokens=512 token=7",
+        "token = get_token(name)",
+        "f'token={token}'",
+        "missing key: layers.0.weight",
+        "tokenizer: gpt2",
+        "the password is wrong",
+    ],
+)
+def test_kept_in_text(text):
+    assert redact.text(text) == text
+
+
+def test_a_long_word_takes_no_time():
+    assert redact.text("a-" * 100_000).startswith("a-a-")
 
 
 def test_the_number_of_arguments_stays():

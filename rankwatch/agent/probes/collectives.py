@@ -10,8 +10,10 @@ import functools
 import json
 import os
 import sys
+import time
 
 from rankwatch.agent import compat, ownership, worker_server
+from rankwatch.agent.crash import calling, described
 from rankwatch.agent.groups import Groups
 from rankwatch.agent.guard import Probe, guarded, here
 from rankwatch.wire import env
@@ -44,6 +46,7 @@ def arm(rank: Rank, probe: Probe, c10d: Any) -> None:
         (compat.NEW_GROUP, membership.wrap_creation),
         (compat.SPLIT_GROUP, membership.wrap_split),
         (compat.SET_TIMEOUT, membership.wrap_refresh),
+        (compat.MONITORED_BARRIER, membership.wrap_barrier),
     ):
         function, reason = target.find(c10d)
         if function is None:
@@ -61,6 +64,7 @@ class _Membership:
         self._server: worker_server.WorkerServer | None = None
         self._beat: _Heartbeat | None = None
         self._notes: list[str] = []
+        self._meetings: dict[str, int] = {}  # group -> calls of monitored_barrier
         self._world, reason = compat.world(c10d)
         if reason:
             self._notes.append(f"no list of groups: {reason}")
@@ -68,6 +72,7 @@ class _Membership:
         self._entering, self._entered, self._failed = guard(self._entering), guard(self._entered), guard(self._failed)  # type: ignore[method-assign]
         self._left, self._refresh = guard(self._left), guard(self._refresh)  # type: ignore[method-assign]
         self._creating, self._created = guard(self._creating), guard(self._created)  # type: ignore[method-assign]
+        self._meeting, self._met = guard(self._meeting), guard(self._met)  # type: ignore[method-assign]
         rank.on_exit.append(self._stop)
 
     # -- the wrappers: each calls torch exactly once, with what it got, and gives on what it gave or raised
@@ -78,9 +83,9 @@ class _Membership:
             ours = self._entering(args, kwargs)
             try:
                 result = init(*args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 if ours:
-                    self._failed()
+                    self._failed(error)
                 raise
             if ours:
                 self._entered()
@@ -130,6 +135,17 @@ class _Membership:
 
         return changed
 
+    def wrap_barrier(self, barrier: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(barrier)
+        def monitored_barrier(*args: Any, **kwargs: Any) -> Any:
+            self._meeting(args, kwargs)
+            try:
+                return barrier(*args, **kwargs)
+            finally:
+                self._met()
+
+        return monitored_barrier
+
     # -- what they tell
 
     def _entering(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -146,6 +162,7 @@ class _Membership:
         if self._watch and self._world is not None and self._groups is None:
             self._groups = Groups(self._world, lambda record: self._rank.slot.write_json("groups", record))
             self._rank.on_claim.append(self._groups.forget)
+        self._meetings, self._rank.barrier = {}, None
         self._rank.enter("joining")
         return True
 
@@ -160,10 +177,13 @@ class _Membership:
             self._probe.report("armed", "; ".join(self._notes))
         self._rank.enter("joined")
 
-    def _failed(self) -> None:
+    def _failed(self, error: BaseException) -> None:
         if self._groups is not None:
             self._groups.creation_ends()
-        self._rank.enter("armed")
+        trace = error.__traceback__
+        exception = described(error, trace.tb_next if trace is not None else None)  # without our own frame
+        exception["where"] = calling() or exception["where"]
+        self._rank.enter("join_failed", exception)
 
     def _left(self) -> None:
         if self._groups is not None:
@@ -182,6 +202,25 @@ class _Membership:
     def _created(self) -> None:
         if self._groups is not None and self._groups.creating:
             self._groups.creation_ends()
+
+    def _meeting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """gloo's monitored_barrier is made of point-to-point calls: no recorder shows it."""
+        if self._groups is None or not self._rank.claimed:
+            return
+        given = {**dict(zip(compat.MONITORED_BARRIER.parameters, args)), **kwargs}  # noqa: B905 - as above
+        name = self._groups.name_of(given.get("group"))
+        timeout: Any = given.get("timeout")
+        self._meetings[name] = self._meetings.get(name, 0) + 1
+        self._rank.barrier = {
+            "group": name, "calls": self._meetings[name], "inside": True, "since_mono_ns": time.monotonic_ns(),
+            "timeout_s": timeout.total_seconds() if hasattr(timeout, "total_seconds") else None,
+        }  # fmt: skip
+        self._rank.show_stage()
+
+    def _met(self) -> None:
+        if self._rank.barrier is not None and self._rank.barrier["inside"]:
+            self._rank.barrier["inside"] = False
+            self._rank.show_stage()
 
     def _refresh(self) -> None:
         if self._groups is not None:
@@ -265,6 +304,7 @@ class _Heartbeat:
             if groups is not None and beats % _TIMEOUT_LOOK_BEATS == 0:
                 groups.refresh()
         self._rank.slot.write("heartbeat", self._last)
+        self._rank.threads.sweep()
 
 
 def shorten_status(status: bytes, limit: int) -> bytes:

@@ -128,25 +128,23 @@ class Compiles:
                 try:
                     live = by_ident.get(get_ident()) or add()
                     name = event["name"]
-                    names = live.names
+                    regions = live.regions
                     if event["ph"] == "B":
                         now_ns = monotonic_ns()
                         if name == "dynamo":
                             frame_starts(live, event)
-                        elif not names:
+                        elif not regions:
                             root_starts(live, name, event)
                         elif live.reason_looks:
                             look_for_reason(live)
-                        names.append(name)
-                        live.starts.append(now_ns)
+                        regions.append((name, now_ns))
                         show(live, now_ns)
-                    elif names:
-                        if names[-1] == name:
-                            names.pop()
-                            live.starts.pop()
+                    elif regions:
+                        if regions[-1][0] == name:
+                            regions.pop()
                         else:
                             _end(live, name)
-                        if names:
+                        if regions:
                             show(live, monotonic_ns())
                         else:
                             threads.closes(live)
@@ -159,7 +157,7 @@ class Compiles:
     def _frame_starts(self, live: LiveThread, event: dict[str, Any]) -> None:
         """Region `dynamo` begins: a frame is about to be compiled. The event does not say which; the caller's frame does."""
         self._repair(live)
-        if live.names:
+        if live.regions:
             return  # a compile inside a compile: the outer one is what the thread is in
         self._root_starts(live, "dynamo", event)
         code = _code_under_compilation()
@@ -193,13 +191,15 @@ class Compiles:
             live.retext()
 
     def _repair(self, live: LiveThread) -> None:
-        """Drop regions that torch has forgotten: a KeyboardInterrupt inside a hook may leave one that never ends."""
-        if live.names:
+        """Drop regions that never end because a KeyboardInterrupt fell into a hook or into torch's own bookkeeping."""
+        if live.regions:
             depth = len(self._utils.get_chromium_event_logger().get_stack())
-            if depth < len(live.names):
-                del live.names[depth:], live.starts[depth:]
-                if not live.names:
-                    self._threads.closes(live)
+            outer = next((n for n, (name, _start) in enumerate(live.regions) if name == "dynamo"), depth)
+            if outer < depth and not _inside_another_compile():
+                depth = outer
+            del live.regions[depth:]
+            if not live.regions:
+                self._threads.closes(live)
 
     # -- finished compiles
 
@@ -364,9 +364,10 @@ def frame_name(name: str, file: str, line: int) -> str:
 
 def _end(live: LiveThread, name: str) -> None:
     """A region ends that is not the innermost one: those inside it have ended unseen. One that never began changes nothing."""
-    if name in live.names:
-        depth = len(live.names) - 1 - live.names[::-1].index(name)
-        del live.names[depth:], live.starts[depth:]
+    for depth in reversed(range(len(live.regions))):
+        if live.regions[depth][0] == name:
+            del live.regions[depth:]
+            return
 
 
 def _code_under_compilation() -> CodeType | None:
@@ -380,6 +381,15 @@ def _code_under_compilation() -> CodeType | None:
             return None
         frame = frame.f_back
     return None
+
+
+def _inside_another_compile() -> bool:
+    """Whether two frames on the stack are torch's `_compile`: the one that begins now, and one around it."""
+    frame, seen = sys._getframe(1).f_back, 0
+    while frame is not None and seen < 2:
+        seen += frame.f_code.co_name == "_compile"
+        frame = frame.f_back
+    return seen == 2
 
 
 def _ordinal(compile_id: str) -> int:

@@ -2,7 +2,8 @@
 
 frames, stacks      what stacks say                     views, mismatch     one group through all its ranks
 waits, graph        who waits for whom, and the roots   causes, progress    why a rank has not come, whether it moves
-hangs, deaths       the verdict on a hang, on an end    pairing, lateness, idle   garbage, stragglers, silence
+hangs               the verdict on a hang                deaths, aborts       on an end, and on one that gloo brought about
+pairing, lateness, idle   garbage, stragglers, silence
 wants, words        evidence to fetch, words to say     judge               the order of all this
 """
 

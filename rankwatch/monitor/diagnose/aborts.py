@@ -17,14 +17,15 @@ from rankwatch.monitor.diagnose.mismatch import Mismatch
 from rankwatch.monitor.diagnose.state import Death
 from rankwatch.monitor.diagnose.views import label
 
-_USUAL = 3  # a call seen so often before is what the ranks usually do
+_BEFORE = 3  # so many earlier calls of an operation make a size of it new
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Who called something else, as far as the peers' calls show it."""
+    """Who called something else, as far as the peers' calls show it. still_there: those for whom it was the last call."""
 
     culprits: tuple[int, ...]
+    still_there: tuple[int, ...]
     confidence: Confidence
     says: str
     group: WaitedOn
@@ -33,7 +34,14 @@ class Blame:
 
 def suspected(rank: RankState, death: Death) -> bool:
     """Whether gloo may have ended it: an abort without a Python exception in a process that was in a gloo group."""
-    return signal_name(death.code) == "SIGABRT" and rank.crash is None and any("gloo" in group.backend for group in rank.groups)
+    own = rank.crash is not None and not rank.crash.source.startswith("log ")  # a traceback in a log may be an older one that was caught
+    return signal_name(death.code) == "SIGABRT" and not own and any("gloo" in group.backend for group in rank.groups)
+
+
+def complaint(rank: RankState) -> str:
+    """gloo's own words about unequal sizes, where the rank's log holds them: "op.preamble.length <= op.nbytes. 944 vs 940"."""
+    crash = rank.crash
+    return crash.message if crash is not None and "EnforceNotMet" in crash.type and "nbytes" in crash.message else ""
 
 
 def told(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> bool:
@@ -55,11 +63,12 @@ def blame(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> Blame | 
         for seq in range(max(1, passed + 1, reached - 16), reached + 1):
             here = {rank: found[seq] for rank, found in calls.items() if seq in found}
             found = mismatch.compare(here, strict=True)
-            usual = {rank: _usual(entry, seq, calls) for rank, entry in here.items()}
+            usual = {rank: mismatch.usual(entry, (each.values() for each in calls.values())) for rank, entry in here.items()}
             lone = None if found else _lone(here, usual, aborted, calls)
-            if found is None and lone is None:
+            last = seq == reached and len(here) > 1 and any(complaint(ranks[rank]) for rank in aborted)
+            if found is None and lone is None and not last:
                 continue
-            culprits, confidence = _odd(found, usual, aborted, here) if found else lone or ((), "partial")
+            culprits, confidence = _odd(found, usual, aborted, here) if found else lone or (aborted, "likely")
             shown = here[culprits[0]] if culprits[0] in here else next(iter(here.values()))
             sides = found.classes if found else ((mismatch.say(shown), tuple(sorted(here))),)
             says = (
@@ -68,20 +77,21 @@ def blame(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> Blame | 
                 + f"; gloo aborted {words.ranks_text(aborted)} over it"
             )
             lines = [f"{words.ranks_text(aborted)} died of SIGABRT: gloo ends the rank whose buffer is smaller than what it is sent"]
+            lines += [f"rank {rank}: {text}" for rank in aborted if (text := complaint(ranks[rank]))]
             lines += [f"rank {rank}: {'its ranks called this often before' if usual[rank] else 'nobody called this before'}" for rank in sorted(here)[:4]]
             if confidence == "partial":
                 lines.append("what the aborted rank called is not known, so either side may be the wrong one")
             waited = WaitedOn(group.name, group.desc, group.ranks, shown.op, seq, shown.input_sizes, shown.dtypes)
-            return Blame(culprits, confidence, says, waited, tuple(lines))
+            still_there = tuple(rank for rank in culprits if max(calls[rank], default=0) == seq)
+            return Blame(culprits, still_there, confidence, says, waited, tuple(lines))
     return None
 
 
 def _odd(found: Mismatch, usual: Mapping[int, bool], aborted: tuple[int, ...], here: Mapping[int, Collective]) -> tuple[tuple[int, ...], Confidence]:
     """By habit first: what all called before is right. Then by number, the aborted with the side that has fewer elements."""
     everybody = tuple(sorted({*here, *aborted}))
-    habitual = [all(usual[rank] for rank in side) for _, side in found.classes]
-    if habitual.count(True) == 1 and not any(usual[rank] for (_, side), known in zip(found.classes, habitual, strict=True) if not known for rank in side):
-        return tuple(sorted(rank for (_, side), known in zip(found.classes, habitual, strict=True) if not known for rank in side)), "likely"
+    if odd := mismatch.by_habit(found, usual):
+        return odd, "likely"
     if len(found.classes) == 2 and found.differs != "operation":
         small, large = sorted((side for _, side in found.classes), key=lambda side: mismatch.size_bytes(here[side[0]]))
         small = (*small, *(rank for rank in aborted if rank not in here))
@@ -106,17 +116,11 @@ def _lone(
     if len(aborted) > 1 and not usual[rank]:
         return (rank,), "likely"
     before = [past for found in calls.values() for past in found.values() if past.seq < entry.seq and past.op == entry.op]
-    if usual[rank] or len(before) < _USUAL or {mismatch.signature(past) for past in before} != {mismatch.signature(before[0])}:
+    if usual[rank] or len(before) < _BEFORE or {mismatch.signature(past) for past in before} != {mismatch.signature(before[0])}:
         return None
     if mismatch.signature(before[0]) == mismatch.signature(entry):
         return None
     return tuple(sorted((rank, *aborted))), "partial"
-
-
-def _usual(entry: Collective, seq: int, calls: Mapping[int, Mapping[int, Collective]]) -> bool:
-    """Whether calls of this kind, size and dtype are among the earlier ones, in at least three of them."""
-    wanted = mismatch.signature(entry)
-    return len({past.seq for found in calls.values() for past in found.values() if past.seq < seq and mismatch.signature(past) == wanted}) >= _USUAL
 
 
 def _calls(rank: RankState, group: str) -> dict[int, Collective]:

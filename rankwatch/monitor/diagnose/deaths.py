@@ -32,6 +32,7 @@ _LOST_PEER = re.compile(
 _TORCH_COMM = re.compile(r"gloo|nccl|c10d|torch[/.]distributed|dist(backend|network|store)error|tcpstore|processgroup|pair\.cc|socket", re.IGNORECASE)
 _PLANNED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _AFTER_FAILURE = re.compile(r"fail|after rank|died", re.IGNORECASE)
+_SETTLED_S = 3.0  # victims alone: who they lost may be seen only now
 _HEAR_PEERS_S = 1.2  # torchrun is held back for 1.5 s while evidence is taken
 _SAME_DEATH_S = 1.0  # ranks that end alike within this time ended of the same cause
 _ORDER = {"SIGKILL": 0, "SIGSEGV": 0, "SIGBUS": 0, "SIGILL": 0, "SIGFPE": 0, "": 1, "SIGABRT": 2}
@@ -143,7 +144,7 @@ def _of_abort(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState
     found = aborts.blame(dead, ranks)
     if found is None:
         return _first(state, snapshot, ranks, ordered, bad, key)
-    at = next((crash.where for rank in found.culprits if (crash := ranks[rank].crash) is not None), "")
+    at = next((crash.where for rank in found.still_there if (crash := ranks[rank].crash) is not None), "")
     finding = Finding(found.culprits[0], "mismatch", "user_code", at=at, limit="at_once", evidence=found.evidence, confidence=found.confidence)
     verdict = _verdict(finding, found.culprits, first.at, snapshot, ranks, bad, key)
     return Judged(replace(verdict, summary=found.says + words.seen(ranks, snapshot), group=found.group))
@@ -170,9 +171,8 @@ def _of_victims(
     if any(death.overdue for death in victims.values()):
         return Judged(None)
     unseen = snapshot.world_size - len(ranks)
-    settled = snapshot.final or snapshot.now - start >= 3.0
-    if not settled:
-        return Judged(None)
+    if not snapshot.final and snapshot.now - start < _SETTLED_S:
+        return Judged(None, held=True)
     if unseen > 0:
         finding = Finding(
             -1,

@@ -11,7 +11,7 @@ from rankwatch.model import Frame, Stack
 Work = Literal["debugger", "compiling", "data_loading", "checkpointing", "external_io"]
 
 _LIBRARY = re.compile(
-    r"site-packages/|dist-packages/|/lib/python3|<stdlib>|^<frozen|torchinductor_"
+    r"site-packages/|dist-packages/|/lib/python3|<stdlib>|^<frozen|torchinductor_|(^|/)rankwatch/agent/"
     r"|(^|/)torch/(_\w+|ao|amp|autograd|backends|compiler|cuda|distributed|fx|jit|library|multiprocessing|nn|optim|profiler|utils|(serialization|functional|storage|hub|_\w+)\.py)(/|$)"
 )
 _PYTHON_FILE = re.compile(r"\.pyw?$|\.ipynb|ipykernel|ipython-input|^<stdin>$|^<string>$")

@@ -148,7 +148,9 @@ def _absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene:
     talking = {rank for rank in roots if found[rank].cause == "not_entered" and frames.in_point_to_point(causes.fresh_stack(scene.ranks[rank], wait.since))}
     if len(talking) < len(roots):  # a rank in recv waits for somebody as well; gloo's recorder does not say for whom
         found = {rank: finding for rank, finding in found.items() if rank not in talking}
-    if wait.kind != "collective":
+    else:
+        found = {rank: _talks(finding, scene.ranks[rank], wait.since) for rank, finding in found.items()}
+    if wait.starting:
         found = {rank: _at_start(finding) for rank, finding in found.items()}
     levels = {rank: _level(finding, running, scene) for rank, finding in found.items()}
     top = max(levels.values())
@@ -168,6 +170,13 @@ def _absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene:
         evidence.append(f"no progress for {scene.now - _silent_from(best, wait.since, scene):.0f} s")
     mark = (best.cause, culprits) if top == 3 else ()
     return Picture(level, best.cause, best.domain, culprits, wait, says, best.at, tuple(evidence), best.missing_evidence, best.confidence, mark, best)
+
+
+def _talks(finding: Finding, rank: RankState, since: float) -> Finding:
+    """A rank that waits for somebody itself: it is the last that is known of, and whether it is in the wrong is not."""
+    call = frames.in_point_to_point(causes.fresh_stack(rank, since))
+    says = f"it waits in {call}{', called from ' + finding.at if finding.at else ''}"
+    return replace(finding, says=says, confidence="partial", missing_evidence=(f"the peer of {call}: gloo's recorder shows no point-to-point calls",))
 
 
 def _at_start(finding: Finding) -> Finding:
@@ -193,7 +202,7 @@ def _level(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
     for since, timeout, first, _, kind in running:
         if finding.limit == "compile":
             allowed = limits.compile_silent_s
-        elif kind != "collective":
+        elif kind in ("creation", "init"):
             allowed = limits.startup_stuck_s
         elif finding.limit == "io":
             allowed = limits.io_after_s(timeout)
@@ -211,22 +220,26 @@ def _mismatch(wait: Wait, scene: Scene) -> Picture:
     found = wait.mismatch
     assert found is not None
     at = wait.view.at_frontier() if wait.view else {}
+    confidence: Confidence = "certain" if not wait.unread else "likely"
+    if not found.majority and found.differs in ("number of elements", "dtype"):
+        histories = [scene.ranks[rank].collectives for rank in at]
+        if odd := mismatch.by_habit(found, {rank: mismatch.usual(entry, histories) for rank, entry in at.items()}):
+            found = wait.mismatch = replace(found, culprits=odd, majority=True)
+            confidence = "likely"
     habits = {rank: mismatch.habit(scene.ranks[rank].collectives[-200:], at[rank]) for rank in sorted(at)[:8] if rank in scene.ranks} if len(at) <= 8 else {}
     sides = [f"{words.ranks_text(ranks)} {words.verb(ranks, 'calls', 'call')} {text}" for text, ranks in reversed(found.classes)][:4]
+    where = f"#{wait.seq} of {wait.label}" if wait.kind == "collective" else wait.label
     says = (
-        f"different {found.differs if found.differs != 'operation' else 'operations'} at #{wait.seq} of {wait.label}: "
-        + ", ".join(sides)
-        + f"; for {scene.age(wait.since):.0f} s"
+        f"different {found.differs if found.differs != 'operation' else 'operations'} at {where}: " + ", ".join(sides) + f"; for {scene.age(wait.since):.0f} s"
     )
     stack = causes.fresh_stack(scene.ranks[found.culprits[0]], wait.since) if found.culprits[0] in scene.ranks else None
-    evidence = mismatch.evidence(found, wait.seq, wait.label, habits)
+    evidence = mismatch.evidence(found, where, habits)
     for rank in found.culprits[:4]:
         sample = causes.fresh_stack(scene.ranks[rank], wait.since)
         if sample is not None and (line := frames.where(sample.main)):
             evidence = (*evidence, f"rank {rank} calls it from {line}")
     complete = not wait.unread or scene.age(wait.since) >= limits_read(scene.limits)
     mark = ("mismatch", found.culprits) if complete else ("mismatch", "reading", scene.now)
-    confidence: Confidence = "certain" if not wait.unread else "likely"
     finding = Finding(found.culprits[0], "mismatch", "user_code")
     return Picture(
         "stuck", "mismatch", "user_code", found.culprits, wait, says, frames.where(stack.main) if stack else "", evidence, (), confidence, mark, finding
@@ -258,8 +271,24 @@ def _deadlock(hang: Hang, waits: Sequence[Wait], wait: Wait, scene: Scene) -> Pi
         looked = [rank for rank in hang.cycle if (watch := scene.state.watches.get(rank)) is not None and watch.looks]
         ready = len(looked) == len(hang.cycle) or waited >= 3 * scene.limits.stack_s
     mark = ("cycle", hang.cycle) if ready else ("cycle", "reading", scene.now)
+    if len({waits[index].name for index in hang.waits}) == 1:  # monitored_barrier against a collective: two calls of one group, no order of groups
+        return _one_group(hang, waits, wait, lines, tuple(evidence), mark, scene)
     says = "groups wait for each other: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
     return Picture("stuck", "group_order_deadlock", "user_code", hang.cycle, wait, says, evidence=tuple(evidence), mark=mark)
+
+
+def _one_group(
+    hang: Hang, waits: Sequence[Wait], wait: Wait, lines: Sequence[str], evidence: tuple[str, ...], mark: tuple[object, ...], scene: Scene
+) -> Picture:
+    sides = sorted((sorted(set(hang.cycle).intersection(waits[index].waiters)) for index in hang.waits), key=len)
+    culprits = tuple(sides[0]) if len(sides) == 2 and len(sides[0]) < len(sides[1]) else hang.cycle
+    stack = causes.fresh_stack(scene.ranks[culprits[0]], wait.since)
+    says = f"different operations in {wait.label}: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
+    finding = Finding(culprits[0], "mismatch", "user_code")
+    return Picture(
+        "stuck", "mismatch", "user_code", culprits, wait, says, frames.where(stack.main) if stack else "", evidence, mark=mark, finding=finding,
+        confidence="certain" if len(culprits) < len(hang.cycle) else "likely",
+    )  # fmt: skip
 
 
 def _all_in(wait: Wait, scene: Scene) -> Picture:
@@ -270,7 +299,7 @@ def _all_in(wait: Wait, scene: Scene) -> Picture:
         finding = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now, scene.limits, in_collective=True)
         if finding.cause != "unknown":
             broken[rank] = finding
-    if wait.kind != "collective":
+    if wait.starting:
         return _nobody_missing_at_start(wait, scene, waited)
     if broken:
         best = min(broken.values(), key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank))

@@ -1,4 +1,4 @@
-"""A job that stepped and steps no more, with nothing open in any recorder: point-to-point waits, collectives in CUDA graphs.
+"""A job that moves no more, with nothing open in any recorder: point-to-point waits, collectives in CUDA graphs.
 
 No watchdog sees this and no timeout will come. What is said is careful: slow, confidence partial, never a page.
 """
@@ -29,21 +29,28 @@ def mark(ranks: Mapping[int, RankState]) -> tuple[object, ...]:
 
 
 def due(scene: Scene, since: float) -> bool:
-    """Whether the silence is long against the job's own steps."""
+    """Whether the silence is long against the job's own steps, where those are seen."""
     ranks, limits = scene.ranks, scene.limits
-    if len(ranks) < 2 or any(
-        rank.steps < limits.idle_steps or rank.last_step_at is None or rank.stage != "joined" or rank.compiling for rank in ranks.values()
-    ):
+    if len(ranks) < 2 or any(rank.stage != "joined" or rank.compiling for rank in ranks.values()):
         return False
+    if not _steps(scene):
+        return scene.age(since) >= limits.idle_min_s
     step = median(rank.step_s or 0.0 for rank in ranks.values())
     return scene.age(since) >= max(limits.idle_min_s, limits.idle_factor * step)
+
+
+def _steps(scene: Scene) -> bool:
+    """Whether every rank's steps are seen; else only a rank found in a point-to-point call says anything."""
+    return all(rank.steps >= scene.limits.idle_steps and rank.last_step_at is not None for rank in scene.ranks.values())
 
 
 def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[Want]]:
     """Called when `due`. Asks for stacks first; two equal samples of a rank show that it stands."""
     ranks, limits = scene.ranks, scene.limits
     sample = sorted(ranks)[: limits.max_stacks]
-    chosen = asked.due("stacks", sample, limits.restack_s, limits.max_stacks)
+    steps = _steps(scene)
+    every = limits.restack_s if steps else max(limits.restack_s, scene.age(since) / 4)  # a server may idle for days
+    chosen = asked.due("stacks", sample, every, limits.max_stacks)
     wanted = [Want("stacks", chosen, "no step and nothing open")] if chosen else []
     graphs = any(rank.cudagraph for rank in ranks.values())  # a waiter of a graph spins, so CPU says nothing there
     standing = []
@@ -56,11 +63,14 @@ def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[
         standing.append(number)
     talking = tuple(number for number in standing if frames.in_point_to_point(ranks[number].stack))
     silent = tuple(number for number in standing if number not in talking)
-    culprits = silent if talking and silent and len(standing) == len(ranks) else ()
+    if not steps and not talking:
+        return [], wanted
+    culprits = silent if talking and len(silent) == 1 and len(standing) == len(ranks) else ()
     at = frames.where(stack.main) if culprits and (stack := ranks[culprits[0]].stack) else ""
     lines = tuple(f"rank {number} is in {frames.where(stack.main)}" for number in standing if (stack := ranks[number].stack))
     why = "a collective captured in a CUDA graph is suspected" if graphs else "a point-to-point wait is suspected" if talking else "nothing open is recorded"
-    summary = f"no rank has stepped for {scene.age(since):.0f} s and no recorded collective is open; {why}"
+    what = "has stepped" if steps else "has moved"
+    summary = f"no rank {what} for {scene.age(since):.0f} s and no recorded collective is open; {why}"
     if culprits:
         summary += f"; {words.ranks_text(talking)} wait in point-to-point calls, {words.ranks_text(culprits)} {words.verb(culprits, 'does', 'do')} not"
     return [

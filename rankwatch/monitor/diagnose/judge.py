@@ -61,7 +61,7 @@ def _running(
     state = replace(state, opens=opens)
     starting, sights = waits.startup_waits(ranks, snapshot, state, limits)
     entered, all_in = waits.collective_waits(views, opens, state, now, limits)
-    found = [*entered, *starting]
+    found = [*entered, *starting, *waits.barrier_waits(ranks, snapshot, state, limits)]
     troubles_found, in_cycles = _resolve(found, ranks, state)
     state = replace(state, startups={**sights, **all_in}, watches=_watches(state, troubles_found, in_cycles, found, ranks, now, limits))
     scene = Scene(state, snapshot, ranks, limits)

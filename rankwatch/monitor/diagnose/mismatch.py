@@ -43,7 +43,7 @@ class Mismatch:
     classes: tuple[tuple[str, tuple[int, ...]], ...]
     culprits: tuple[int, ...]
     majority: bool
-    differs: str  # "operation" | "number of elements" | "dtype"
+    differs: str  # "operation" | "number of elements" | "dtype" | "members'
 
 
 def say(entry: Collective) -> str:
@@ -96,6 +96,19 @@ def compare(entries: Mapping[int, Collective], strict: bool = False) -> Mismatch
     return _split(by_dtype.values(), entries, "dtype") if len(by_dtype) > 1 else None
 
 
+def compare_members(members: Mapping[int, tuple[int, ...]]) -> Mismatch | None:
+    """The disagreement about who is in a group that is being made; None when all say the same."""
+    by_members: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank, ranks in members.items():
+        by_members[ranks].append(rank)
+    if len(by_members) < 2:
+        return None
+    parts = sorted(by_members.items(), key=lambda item: (-len(item[1]), item[1]))
+    majority = len(parts[0][1]) > len(parts[1][1])
+    culprits = sorted(rank for _, part in (parts[1:] if majority else parts) for rank in part)
+    return Mismatch(tuple((f"new_group of ranks {compress(ranks)}", tuple(sorted(part))) for ranks, part in parts), tuple(culprits), majority, "members")
+
+
 def _split(found: Iterable[list[int]], entries: Mapping[int, Collective], differs: str) -> Mismatch:
     parts = sorted((tuple(sorted(ranks)) for ranks in found), key=lambda ranks: (-len(ranks), ranks))
     majority = len(parts[0]) > len(parts[1])
@@ -103,15 +116,34 @@ def _split(found: Iterable[list[int]], entries: Mapping[int, Collective], differ
     return Mismatch(tuple((say(entries[part[0]]), part) for part in parts), tuple(culprits), majority, differs)
 
 
-def evidence(found: Mismatch, seq: int, label: str, habits: Mapping[int, str]) -> tuple[str, ...]:
-    """Lines for either side. habits: rank -> what its recent history says about this call ("" for nothing)."""
-    lines = [
-        f"{label} #{seq}: rank{'s' if len(ranks) > 1 else ''} {compress(ranks)} call{'' if len(ranks) > 1 else 's'} {text}" for text, ranks in found.classes[:8]
-    ]
+def evidence(found: Mismatch, where: str, habits: Mapping[int, str]) -> tuple[str, ...]:
+    """Lines for either side. where: "#26 of default_pg". habits: rank -> what its recent history says about this call ("" for nothing)."""
+    lines = [f"{where}: rank{'s' if len(ranks) > 1 else ''} {compress(ranks)} call{'' if len(ranks) > 1 else 's'} {text}" for text, ranks in found.classes[:8]]
     lines += [f"rank {rank}: {text}" for rank, text in sorted(habits.items()) if text][:8]
     if not found.majority:
         lines.append("there is no majority, so either side may be the wrong one")
     return tuple(lines)
+
+
+_USUAL = 3  # numbers at which a call was seen before
+
+
+def usual(entry: Collective, histories: Iterable[Iterable[Collective]]) -> bool:
+    """Whether calls of this kind, number of elements and dtype are among the earlier ones of its group, at three numbers or more."""
+    wanted = signature(entry)
+    before = {
+        past.seq for history in histories for past in history
+        if past.seq < entry.seq and (past.group, past.generation) == (entry.group, entry.generation) and signature(past) == wanted
+    }  # fmt: skip
+    return len(before) >= _USUAL
+
+
+def by_habit(found: Mismatch, known: Mapping[int, bool]) -> tuple[int, ...]:
+    """The ranks outside the one side whose call is usual, where no other side's is; () when habit says nothing. known: rank -> its call is usual."""
+    sides = [(ranks, any(known[rank] for rank in ranks)) for _, ranks in found.classes]
+    if sum(is_usual for _, is_usual in sides) != 1:
+        return ()
+    return tuple(sorted(rank for ranks, is_usual in sides if not is_usual for rank in ranks))
 
 
 def habit(history: tuple[Collective, ...], entry: Collective) -> str:

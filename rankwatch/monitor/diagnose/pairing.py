@@ -74,6 +74,6 @@ def _prove(view: View, scene: Scene) -> Verdict | None:
         advice=("Stop the job: what it learned since then is worthless.", *words.advice("mismatch")),
         evidence=(
             f"{len(odd)} of {len(common)} common sequence numbers differ in operation, size or dtype",
-            *mismatch.evidence(odd[first], first, view.label, {}),
+            *mismatch.evidence(odd[first], f"#{first} of {view.label}", {}),
         ),
     )  # fmt: skip

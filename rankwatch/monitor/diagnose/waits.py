@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rankwatch.model import Collective, JobSnapshot, RankState
-from rankwatch.monitor.diagnose.mismatch import Mismatch, compare
+from rankwatch.monitor.diagnose.mismatch import Mismatch, compare, compare_members
 from rankwatch.monitor.diagnose.state import Open, State, WaitKey, age
-from rankwatch.monitor.diagnose.views import GroupKey, View, alive, wall_to_mono
+from rankwatch.monitor.diagnose.views import GroupKey, View, alive, label, wall_to_mono
 from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ class Wait:
     """
 
     key: WaitKey
-    kind: Literal["collective", "creation", "init"]
+    kind: Literal["collective", "creation", "init", "barrier"]
     label: str
     ranks: tuple[int, ...]
     waiters: Mapping[int, float]  # rank -> since
@@ -45,6 +45,11 @@ class Wait:
     view: View | None = None
     notice_s: float = 0.0
     backend: str = ""
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is a rendezvous in the store."""
+        return self.kind in ("creation", "init")
 
 
 def track_opens(before: State, views: Mapping[GroupKey, View], offsets: Mapping[int, float], snapshot: JobSnapshot) -> dict[tuple[int, str, int], Open]:
@@ -167,7 +172,59 @@ def startup_waits(ranks: Mapping[int, RankState], snapshot: JobSnapshot, state: 
             )
         )  # fmt: skip
         text = f"new_group (group {name})"
-        found.append(
-            Wait(key, "creation", text, world, dict.fromkeys(waiting, start), missing, unknown, start, first=True, name=name, notice_s=limits.startup_notice_s)
+        told = Wait(
+            key, "creation", text, world, dict.fromkeys(waiting, start), missing, unknown, start, first=True, name=name, notice_s=limits.startup_notice_s
         )
-    return found, sights
+        told.mismatch = compare_members(_members_of(name, ranks))
+        found.append(told)
+    return _first_disagreement(found), sights
+
+
+def _first_disagreement(found: list[Wait]) -> list[Wait]:
+    """Groups are numbered as they are made: once ranks disagree on one, every later one of the same number differs as a consequence."""
+    odd = sorted((wait for wait in found if wait.kind == "creation" and wait.mismatch), key=lambda wait: (len(wait.name), wait.name))
+    if len(odd) < 2:
+        return found
+    odd[0].waiters = {rank: since for wait in reversed(odd) for rank, since in wait.waiters.items()}
+    return [wait for wait in found if wait is odd[0] or wait not in odd]
+
+
+def _members_of(name: str, ranks: Mapping[int, RankState]) -> dict[int, tuple[int, ...]]:
+    """Each rank's idea of who is in the group of this name, made or in the making."""
+    made = {rank: group.ranks for rank, other in ranks.items() for group in other.groups if group.name == name and group.ranks}
+    making = {rank: other.creation_ranks for rank, other in ranks.items() if other.group_in_creation == name and other.creation_ranks and alive(other)}
+    return {**made, **making}
+
+
+def barrier_waits(ranks: Mapping[int, RankState], snapshot: JobSnapshot, state: State, limits: Limits) -> list[Wait]:
+    """Waits in gloo's monitored_barrier, which is point-to-point inside: no recorder shows it, the agent does."""
+    found = []
+    calls = {(meeting.group, meeting.calls) for other in ranks.values() if (meeting := other.barrier) is not None and meeting.inside and alive(other)}
+    for name, number in sorted(calls):
+        inside = {
+            rank: meeting for rank, other in ranks.items()
+            if (meeting := other.barrier) is not None and meeting.inside and (meeting.group, meeting.calls) == (name, number) and alive(other)
+        }  # fmt: skip
+        group = next((group for rank in inside for group in ranks[rank].groups if group.name == name), None)
+        if group is None:
+            continue
+        known = [rank for rank in group.ranks if rank in ranks and ranks[rank].agent == "claimed"]
+        missing = tuple(rank for rank in known if rank not in inside and not _has_been_in(ranks[rank], name, number))
+        since = min(meeting.since for meeting in inside.values())
+        if not missing or age(state.pauses, since, snapshot.now) < limits.suspect_s:
+            continue
+        timeout = next((meeting.timeout_s for meeting in inside.values() if meeting.timeout_s), None)
+        found.append(
+            Wait(
+                ("barrier", name, number), "barrier", label(group), group.ranks, {rank: meeting.since for rank, meeting in inside.items()}, missing,
+                tuple(rank for rank in group.ranks if rank not in known), since, since + timeout if timeout else None, timeout, name=name, seq=number,
+                notice_s=limits.notice_s, backend=group.backend,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _has_been_in(rank: RankState, name: str, number: int) -> bool:
+    """Whether it has left this call already. Of another group's barrier only its newest call is known."""
+    meeting = rank.barrier
+    return meeting is not None and meeting.group == name and meeting.calls >= number

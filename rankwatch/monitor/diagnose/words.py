@@ -33,6 +33,8 @@ def unknown(ranks: Mapping[int, RankState], snapshot: JobSnapshot) -> tuple[int,
 
 def place(wait: Wait) -> str:
     """`all_reduce #26 of default_pg`."""
+    if wait.kind == "barrier":
+        return f"monitored_barrier #{wait.seq} of {wait.label}"
     if wait.kind != "collective":
         return wait.label
     return f"{wait.entry.op if wait.entry else 'collective'} #{wait.seq} of {wait.label}"
@@ -40,7 +42,7 @@ def place(wait: Wait) -> str:
 
 def waited_on(wait: Wait) -> WaitedOn:
     entry = wait.entry
-    op = entry.op if entry else {"init": "init_process_group", "creation": "new_group"}.get(wait.kind, "")
+    op = entry.op if entry else {"init": "init_process_group", "creation": "new_group", "barrier": "monitored_barrier"}.get(wait.kind, "")
     return WaitedOn(
         wait.name, wait.label, wait.ranks, op, wait.seq, entry.input_sizes if entry else (), entry.dtypes if entry else ()
     )  # fmt: skip

@@ -98,6 +98,34 @@ def mismatch() -> None:
     train(1)
 
 
+def larger_tensor() -> None:
+    """gloo aborts an innocent rank."""
+    dist.all_reduce(torch.ones(400 if RANK == 1 else 100))
+    train(1000)
+
+
+def groups_in_other_order() -> None:
+    for ranks in ([0, 1], [0, 1, 2]) if RANK == 0 else ([0, 1, 2], [0, 1]):
+        dist.new_group(ranks)
+
+
+def absent_from_barrier() -> None:
+    if RANK == 1:
+        load_batch_that_never_comes()
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=40))
+
+
+def handler_that_waits() -> None:
+    """The error never reaches the log: the handler calls a collective that the others do not."""
+    try:
+        if RANK == 1:
+            read_sample()
+        train(1000)
+    except ValueError:
+        dist.barrier()
+        raise
+
+
 def order_deadlock() -> None:
     first, second = dist.new_group(), dist.new_group()
     for group in (first, second) if RANK == 0 else (second, first):
