@@ -1,7 +1,7 @@
 """Who may write a rank's slot. Several processes inherit RANK; the slot belongs to the one that joined the process group.
 
-Provisionally it belongs to the process that imported torch (owner state `armed`; `loaded` before that); the process that enters init_process_group claims it
-(state `claimed`). Nothing is locked: the owner record decides, and each write checks that it is still one's own.
+Provisionally it belongs to the process that imported torch (owner state `armed`; `loaded` before that); the process that enters
+init_process_group claims it (state `claimed`). Nothing is locked: the owner record decides, and each write checks that it is still one's own.
 """
 
 from __future__ import annotations

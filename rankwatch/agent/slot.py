@@ -120,13 +120,12 @@ class RankSlot:
 
     def put_thread(self, cursor: Cursor, now_ns: int, native_id: int, started_ns: int, phase_ns: int, depth: int, split: int, splits: int, text: bytes) -> None:
         """A `thread_N` record, for the hook of every phase event: the bytes of layout.pack, put together with as few calls as it takes."""
-        mark, mapped = self._mark, self._map
-        if mark and mapped[self._mark_place] == mark:
+        if self._mark and self._map[self._mark_place] == self._mark:
             seq = next(cursor.next_seq)
             length = _THREAD_BYTES + len(text)
             crc = crc32(text, crc32(_THREAD_CHECKED(seq, now_ns, length, native_id, started_ns, phase_ns, depth, split, splits)))
             at = cursor.offsets[seq & 1]
-            mapped[at : at + _HEADER_BYTES + length] = _THREAD_WHOLE(seq, now_ns, length, crc, native_id, started_ns, phase_ns, depth, split, splits) + text
+            self._map[at : at + _HEADER_BYTES + length] = _THREAD_WHOLE(seq, now_ns, length, crc, native_id, started_ns, phase_ns, depth, split, splits) + text
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append {"kind": kind, "wall_ns": ..., **fields} to the ring; texts are shortened until it fits."""

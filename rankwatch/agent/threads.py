@@ -88,7 +88,6 @@ class LiveThreads:
 
     def __init__(self, slot: RankSlot) -> None:
         self._slot = slot
-        self._put_thread = slot.put_thread
         self._by_ident: dict[int, LiveThread] = {}
         self._free = [slot.cursors[f"thread_{n}"] for n in reversed(range(layout.THREADS))]
 
@@ -105,7 +104,7 @@ class LiveThreads:
             name, phase_ns = regions[-1]
             text = live.texts.get(name) or live.encode(name)
             live.shown = True
-            self._put_thread(cursor, now_ns, live.native_id, regions[0][1], phase_ns, len(regions), live.split, live.splits, text)
+            self._slot.put_thread(cursor, now_ns, live.native_id, regions[0][1], phase_ns, len(regions), live.split, live.splits, text)
 
     def opens(self, live: LiveThread) -> None:
         """The thread starts a compile: it needs a record, which it then keeps."""

@@ -23,7 +23,8 @@ from one_rank import Node
 
 from rankwatch.agent.probes.compile import Compiles
 
-EVENTS = 20_000
+EVENTS = 100_000
+ROUNDS = 500
 STARTS = 40
 TORCH_STARTS = 6
 ALL_REDUCE_PAIRS = 8
@@ -81,17 +82,18 @@ def per_event(folder: Path) -> None:
     def _compile(code: object) -> float:
         return compile_frame(4, code)
 
-    starts = sorted(_compile(per_event.__code__) for _ in range(EVENTS // 10))
+    starts = sorted(_compile(per_event.__code__) for _ in range(2_000))
     row("compile: start of a frame, with the frame walk", f"{1e6 * starts[len(starts) // 2]:.1f} us", "<= 30 us")
     hook(frame[0])
     rounds = []
-    for _ in range(7):
+    for _ in range(ROUNDS):  # short ones: some fall between what else the machine does
         started = time.perf_counter()
-        for _ in range(EVENTS // 2):
+        for _ in range(EVENTS // ROUNDS // 2):
             hook(region[0])
             hook(region[1])
-        rounds.append((time.perf_counter() - started) / EVENTS)
-    row("compile: a phase event", f"{1e6 * min(rounds):.2f} us", "<= 2 us")
+        rounds.append((time.perf_counter() - started) / (EVENTS // ROUNDS))
+    rounds.sort()
+    row("compile: a phase event, quiet (median)", f"{1e6 * rounds[0]:.2f} us ({1e6 * rounds[ROUNDS // 2]:.2f} us)", "<= 2 us")
 
 
 def start_up(node: Node, code: str, changes: dict[str, dict[str, str]], repeats: int) -> dict[str, list[float]]:

@@ -236,7 +236,7 @@ def test_a_stderr_that_nobody_reads_costs_the_server_and_blocks_nothing(tmp_path
         done = subprocess.run(command, env=node.environ(), stdout=subprocess.PIPE, stderr=writer, timeout=60)
         assert done.returncode == 0
         assert node.record("probes")["collectives"]["detail"].startswith("no worker server: it writes a line to stderr when it starts")
-        assert node.record("heartbeat")["pg_status"]
+        assert "pg_status" in node.record("heartbeat")
         assert node.record("owner")["socket"] == ""
     os.close(reader)
     os.close(writer)
@@ -325,6 +325,13 @@ tell(
 """
         + HOLD
     )
+
+    def answers() -> bytes:
+        try:
+            return node.ask("fr_trace_json")
+        except BlockingIOError:  # those that hung up still stand in the queue
+            return b""
+
     with Node(tmp_path) as node:
         process = node.start(code)
         told = printed(process)
@@ -335,7 +342,7 @@ tell(
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(tmp_path / env.socket_name(0)))
                 client.sendall(b"POST /handler/fr_trace_json HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
-        assert node.ask("fr_trace_json")
+        assert until(answers, process)
         _out, err = process.communicate("\n", timeout=30)
         assert process.returncode == 0, err
 

@@ -74,6 +74,23 @@ def test_only_the_first_group_that_ranks_disagree_on_is_told():
     assert told[6.0][0].waiting_ranks == (1, 2)
 
 
+def test_a_group_that_came_about_differently_by_chance_explains_the_next_one():
+    """Ranks 1 and 2 got through their first group; rank 2, no member of the next one, has gone on and waits in training."""
+
+    def make(t):
+        first, other = Group("1", "undefined", "gloo", (0, 1), 60.0), Group("1", "undefined", "gloo", ALL, 60.0)
+        return [
+            rank(0, t, groups=(DEFAULT, first), group_in_creation="2", creation_ranks=ALL),
+            rank(1, t, groups=(DEFAULT, other), group_in_creation="2", creation_ranks=(0, 1)),
+            rank(2, t, groups=(DEFAULT, other)),
+        ]
+
+    told = run(make, 6)
+    assert kinds(told) == [("stuck", "mismatch", (0,))]
+    assert "ranks 1-2 call new_group of ranks 0-2" in told[6.0][0].summary
+    assert told[6.0][0].waiting_ranks == (1,)
+
+
 def test_ranks_that_make_the_same_group_at_different_times_are_no_mismatch():
     def make(t):
         made = Group("1", "undefined", "gloo", ALL, 60.0)

@@ -177,14 +177,22 @@ def startup_waits(ranks: Mapping[int, RankState], snapshot: JobSnapshot, state: 
         )
         told.mismatch = compare_members(_members_of(name, ranks))
         found.append(told)
-    return _first_disagreement(found), sights
+    return _first_disagreement(found, ranks), sights
 
 
-def _first_disagreement(found: list[Wait]) -> list[Wait]:
-    """Groups are numbered as they are made: once ranks disagree on one, every later one of the same number differs as a consequence."""
+def _first_disagreement(found: list[Wait], ranks: Mapping[int, RankState]) -> list[Wait]:
+    """Groups are numbered as they are made: once ranks disagree on one, every later one of the same number differs as a consequence.
+
+    The first one may have come about all the same: some ranks got through it by chance.
+    """
     odd = sorted((wait for wait in found if wait.kind == "creation" and wait.mismatch), key=lambda wait: (len(wait.name), wait.name))
-    if len(odd) < 2:
+    if not odd:
         return found
+    made = {group.name for other in ranks.values() for group in other.groups if group.name.isdigit() and odd[0].name.isdigit()}
+    for name in sorted((name for name in made if int(name) < int(odd[0].name)), key=int):
+        if (earlier := compare_members(_members_of(name, ranks))) is not None:
+            odd[0].mismatch, odd[0].name, odd[0].label = earlier, name, f"new_group (group {name})"
+            break
     odd[0].waiters = {rank: since for wait in reversed(odd) for rank, since in wait.waiters.items()}
     return [wait for wait in found if wait is odd[0] or wait not in odd]
 

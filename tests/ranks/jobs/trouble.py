@@ -107,6 +107,7 @@ def larger_tensor() -> None:
 def groups_in_other_order() -> None:
     for ranks in ([0, 1], [0, 1, 2]) if RANK == 0 else ([0, 1, 2], [0, 1]):
         dist.new_group(ranks)
+    train(1000)
 
 
 def absent_from_barrier() -> None:
