@@ -124,7 +124,6 @@ def same_ranks(pair: Pair) -> None:
             "RANKWATCH_SLOT_DIR",
             "PYTHONPATH",
             "TORCH_FR_BUFFER_SIZE",
-            "TORCH_NCCL_TRACE_BUFFER_SIZE",
         }
         assert mine == theirs
 

@@ -19,12 +19,12 @@ FAULTS = [
     pytest.param("gil_held", 2, 40, ("stuck", "gil_held"), [1], id="a rank holds the GIL in C code"),
     pytest.param("killed", 3, 600, ("failed", "killed"), [1], id="a rank is killed"),
     pytest.param("crashed", 3, 600, ("failed", "crashed"), [2], id="a rank raises"),
-    pytest.param("aborted", 3, 600, ("failed", "crashed"), [2], id="a rank aborts"),
+    pytest.param("aborted", 3, 600, ("failed", "crashed"), [2], id="a rank aborts", marks=pytest.mark.slow_ranks),
     pytest.param("exited", 3, 600, ("failed", "exited"), [1], id="a rank exits 0 while others need it"),
     pytest.param("stopped", 3, 600, ("stuck", "stopped"), [1], id="a rank is stopped"),
     pytest.param("mismatch", 3, 600, ("stuck", "mismatch"), [2], id="a rank calls another operation"),
     pytest.param("larger_tensor", 3, 600, ("failed", "mismatch"), [1], id="a rank brings a larger tensor and gloo aborts another"),
-    pytest.param("handler_that_waits", 3, 600, ("stuck", "mismatch"), [1], id="a rank hangs in its own error handler"),
+    pytest.param("handler_that_waits", 3, 600, ("stuck", "mismatch"), [1], id="a rank hangs in its own error handler", marks=pytest.mark.slow_ranks),
     pytest.param("groups_in_other_order", 3, 600, ("stuck", "mismatch"), [0], id="a rank makes groups in another order", marks=pytest.mark.slow_ranks),
     pytest.param("absent_from_barrier", 3, 600, ("stuck", "not_entered"), [1], id="a rank is absent from a monitored barrier", marks=pytest.mark.slow_ranks),
     pytest.param("order_deadlock", 2, 600, ("stuck", "group_order_deadlock"), [0, 1], id="two groups in different orders"),
@@ -51,12 +51,12 @@ HEALTHY = [
     pytest.param("trained", 2, set(), id="plain training"),
     pytest.param("lone_recompile", 3, {("slow", "compiling")}, id="one rank recompiles alone"),
     pytest.param("busy_rank0", 2, {("slow", "not_entered")}, id="rank 0 evaluates while the others wait"),
-    pytest.param("checkpoint", 2, {("slow", "checkpointing"), ("slow", "not_entered")}, id="rank 0 saves a checkpoint"),
-    pytest.param("staggered_exit", 3, set(), id="ranks end at different times"),
+    pytest.param("checkpoint", 2, {("slow", "checkpointing"), ("slow", "not_entered")}, id="rank 0 saves a checkpoint", marks=pytest.mark.slow_ranks),
+    pytest.param("staggered_exit", 3, set(), id="ranks end at different times", marks=pytest.mark.slow_ranks),
     pytest.param("fork_children", 2, set(), id="children end in every way"),
     pytest.param("sigint_storm", 2, set(), id="a storm of SIGINT that the script handles"),
     pytest.param("ddp", 2, {("slow", "compiling")}, id="compiled DDP"),
-    pytest.param("late_at_start", 2, {("slow", "store_wait"), ("slow", "not_entered")}, id="a rank comes late"),
+    pytest.param("late_at_start", 2, {("slow", "store_wait"), ("slow", "not_entered")}, id="a rank comes late", marks=pytest.mark.slow_ranks),
 ]
 
 
@@ -152,6 +152,7 @@ def test_a_rank_whose_agent_did_not_load_is_reported(tmp_path: Path) -> None:
         wait_for(lambda: [line for line in job.lines() if "BLIND rank=0" in line], 60, "BLIND line")
 
 
+@pytest.mark.slow_ranks
 def test_stacks_never_leave_a_rank_stopped(tmp_path: Path) -> None:
     """After the incident's stacks every rank is in a state that it was in before."""
     with Job(tmp_path, "trouble.py", "asleep", "--timeout", "40", nproc=2) as job:

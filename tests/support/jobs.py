@@ -86,7 +86,7 @@ class Job:
         """Returns once every rank has said that it trains."""
 
         def all_train() -> bool:
-            return sum(line.endswith(" trains") for line in self.text.splitlines()) >= self.nproc or self.process.poll() is not None
+            return self.text.count(" trains") >= self.nproc or self.process.poll() is not None
 
         wait_for(all_train, deadline_s, "all ranks train")
 

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from build_jobs import MONO, WALL, Job, coll, die, group, init, mark, nap
+from build_jobs import MONO, WALL, Job, coll, die, frames, group, init, mark, nap
 
-from rankwatch.model import Crash, Group, JobSnapshot, NodeReport, Process, RankState
+from rankwatch.model import Crash, Group, JobSnapshot, NodeReport, Process, RankState, Stack, Thread
 from rankwatch.monitor.diagnose import State, diagnose
+from rankwatch.monitor.diagnose.causes import first_line
 from rankwatch.monitor.policy import Limits
 
 LOST = Crash("RuntimeError", "[pair.cc:537] Read error [127.0.0.1]:37511: Connection reset by peer.", traceback="torch/distributed/distributed_c10d.py")
@@ -293,3 +294,48 @@ def test_a_victim_is_not_named_by_those_that_wait_for_it_while_its_own_loss_is_u
         told.append([(v.verdict, v.cause, v.culprit_ranks, v.confidence) for v in verdicts])
     assert told[:5] == [[], [], [], [], []]
     assert told[5] == [("failed", "crashed", (0,), "partial")]
+
+
+def test_ranks_that_were_killed_in_the_same_moment_are_named_together_however_late_each_is_seen():
+    told = judge(
+        snap([state(0, -9, at=MONO), state(1), state(2)]),
+        snap([state(0, -9, at=MONO), state(1, -9, at=MONO + 0.1), state(2)], 0.5),
+        snap([state(0, -9, at=MONO), state(1, -9, at=MONO + 0.1), state(2, -9, at=MONO + 0.2)], 1.0, ending="torchrun stops the workers after rank 0 failed"),
+    )
+    assert told == [[("failed", "killed", (0,))], [("failed", "killed", (0, 1))], [("failed", "killed", (0, 1, 2))]]
+
+
+def test_ranks_that_are_killed_later_or_by_torchrun_do_not_join_the_first():
+    told = judge(
+        snap([state(0, -9, at=MONO), state(1), state(2)]),
+        snap([state(0, -9, at=MONO), state(1, -9, at=MONO + 1.5), state(2)], 1.5),
+        snap([state(0, -9, at=MONO), state(1, -9, at=MONO + 1.5), state(2, -9)], 2.0, ending="torchrun stops the workers after rank 0 failed", final=True),
+    )
+    assert told == [[("failed", "killed", (0,))]] * 3
+
+
+@pytest.mark.parametrize(("code", "words"), [(3, "sys.exit(3)"), (0, "a handler that ends the process with code 0")])
+def test_the_advice_for_a_rank_that_exited_fits_its_code(code, words):
+    ranks = [replace(state(0, crash=LOST), stage="exiting"), state(1, code, at=MONO), state(2)]
+    verdict = diagnose(State(), snap(ranks, 0.5), MONO + 0.5, Limits())[1][0]
+    assert (verdict.cause, verdict.culprit_ranks) == ("exited", (1,))
+    (line,) = verdict.advice
+    assert words in line
+    assert ("code 0" in line) == (code == 0)
+
+
+def test_the_place_of_a_rank_that_ended_in_a_library_is_empty():
+    in_library = '  File "/venv/lib/python3.11/site-packages/torch/library.py", line 665, in _del_library\n'
+    crash = Crash("KeyError", "'op'", where="library.py:665:_del_library", traceback=in_library)
+    assert diagnose(State(), snap([state(0), state(1, 1, crash, at=MONO), state(2)]), MONO, Limits())[1][0].at == ""
+    stack = Stack(101, MONO - 1, (Thread("MainThread", 101, frames("@torch/library.py:665:_del_library")),))
+    ended = replace(state(1, 3, at=MONO), stack=stack)
+    verdict = diagnose(State(), snap([state(0), ended, state(2)]), MONO, Limits())[1][0]
+    assert (verdict.cause, verdict.at) == ("exited", "")
+
+
+def test_a_long_message_is_cut_between_words():
+    assert first_line("some words here", 14) == "some words..."
+    assert first_line("some words her", 14) == "some words her"
+    assert first_line("x" * 30, 14) == "x" * 11 + "..."
+    assert first_line("\n  one\ntwo") == "one"

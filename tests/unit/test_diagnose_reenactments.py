@@ -440,3 +440,18 @@ def test_all_entered_is_not_said_of_a_partial_view():
         yield hang() if rank == 2 else coll()
 
     assert Job(script, 3, seen=(0, 1)).play(60).kinds() == [("slow", "unknown", ())]
+
+
+@pytest.mark.parametrize("busy", [nap(3600, "train.py:31:load_batch"), load(3600)])
+def test_a_rank_that_is_somewhere_else_is_named_as_likely_and_a_stopped_one_for_certain(busy):
+    """Under a short timeout a long sleep is told as stuck; whether it would end by itself is not known."""
+
+    def script(rank):
+        yield init(60)
+        yield from steps(5)
+        if rank == 1:
+            yield busy
+        yield coll()
+
+    assert Job(script, 2).play(40).first("stuck").verdict.confidence == "likely"
+    assert Job(stopped, 3).play(40).first("stuck").verdict.confidence == "certain"

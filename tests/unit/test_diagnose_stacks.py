@@ -22,6 +22,7 @@ def stack(*lines):
         ("/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", False),
         ("/usr/lib/python3/dist-packages/numpy/core.py", False),
         ("/home/me/pytorch/torch/distributed/distributed_c10d.py", False),
+        ("/home/me/pytorch/torch/library.py", False),
         ("<frozen importlib._bootstrap>", False),
         ("<stdlib>/selectors.py", False),
         ("libc.so.6", False),
@@ -34,8 +35,13 @@ def test_the_jobs_own_code_is_told_from_libraries(file, user):
 
 def test_where_is_the_innermost_line_of_the_job():
     assert reading.where(frames("@torch/utils/data/dataloader.py:1291:_try_get_data", "train.py:34:epoch", "train.py:70:main")) == "train.py:34:epoch"
-    assert reading.where(frames("@torch/a.py:3:f")) == "a.py:3:f"
+    assert reading.where(frames("@torch/library.py:665:_del_library")) == ""
     assert reading.where((Frame("nanosleep", "libc.so.6", 0),)) == ""
+
+
+def test_a_sentence_names_a_librarys_line_where_there_is_none_of_the_job():
+    assert reading.innermost(frames("@torch/a.py:3:f", "train.py:34:epoch")) == "train.py:34:epoch"
+    assert reading.innermost((Frame("nanosleep", "libc.so.6", 0), *frames("@torch/a.py:3:f"))) == "a.py:3:f"
 
 
 def test_equal_stacks_share_a_group_culprits_first_and_the_smallest_first():

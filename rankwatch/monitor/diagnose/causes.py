@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rankwatch.model import Cause, Confidence, Domain, Frame, RankState, Stack
+from rankwatch.model import Cause, Confidence, Crash, Domain, Frame, RankState, Stack
 from rankwatch.monitor.diagnose import frames
 from rankwatch.monitor.diagnose.state import State, Watch
 from rankwatch.monitor.policy import Limits
@@ -51,6 +52,7 @@ class Finding:
     evidence: tuple[str, ...] = ()
     missing_evidence: tuple[str, ...] = ()
     confidence: Confidence = "certain"
+    exit_code: int | None = None  # of a rank that ended without an exception
     ready: bool = True  # False: at_once evidence that has not lasted long enough
 
 
@@ -84,7 +86,35 @@ def of(rank: RankState, since: float, state: State, now: float, limits: Limits, 
     if found is None and not in_collective:
         watch = state.watches.get(rank.rank)
         found = _compiling(rank, since, watch, state, now) or _gil(rank, since, now, limits) or _by_stack(rank, since, state, now)
-    return found or Finding(rank.rank, "unknown", "unknown")
+    return found or Finding(rank.rank, "unknown", "unknown", confidence="likely")
+
+
+def joins_failed(before: State, ranks: Mapping[int, RankState]) -> dict[int, Crash]:
+    """Ranks whose own init_process_group raised, with what it raised; kept over their end, dropped when they try again."""
+    found = {rank.rank: rank.crash or _UNSAID for rank in ranks.values() if rank.stage == "join_failed"}
+    ended = {number: crash for number, crash in before.joins_failed.items() if number in ranks and ranks[number].stage == "exiting"}
+    return {**ended, **found}
+
+
+def failed_join(rank: RankState, state: State) -> Crash | None:
+    """What its init_process_group raised, if that is why it has not joined; None for a rank that ends of something else after that."""
+    if rank.stage not in ("join_failed", "exiting", "starting"):
+        return None
+    raised, crash = state.joins_failed.get(rank.rank), rank.crash
+    if raised is not None:
+        of_it = crash is None or (crash.type, crash.message) == (raised.type, raised.message) or _IN_INIT in crash.traceback
+        return raised if of_it or rank.stage == "join_failed" else None
+    # raised and ended between two looks, or no agent: only the traceback tells
+    return crash if crash is not None and not rank.groups and _IN_INIT in crash.traceback else None
+
+
+def place(crash: Crash) -> str:
+    """Its `where`, if that is a line of the job's own code as far as the traceback shows; else ""."""
+    for file, line, name in _TRACEBACK_FRAME.findall(crash.traceback):
+        frame = Frame(name, file, int(line))
+        if frame.short == crash.where:
+            return crash.where if frames.is_user(frame) else ""
+    return crash.where
 
 
 def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Finding | None:
@@ -92,7 +122,7 @@ def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Fi
     if process is None:
         return None
     if process.exit_code is not None or not process.alive or process.state in ("Z", "X"):
-        return _dead(rank)
+        return _dead(rank, state)
     kind, lasted, looks = letter(state, rank.rank, now)
     stack = rank.stack
     at = frames.where(stack.main) if stack else ""
@@ -113,20 +143,26 @@ def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Fi
     return None
 
 
-def _dead(rank: RankState) -> Finding:
+def _dead(rank: RankState, state: State) -> Finding:
     process = rank.process
     code = process.exit_code if process else None
     crash = rank.crash
-    at = crash.where if crash else frames.where(rank.stack.main) if rank.stack else ""
+    at = place(crash) if crash else frames.where(rank.stack.main) if rank.stack else ""
     if code is None:
         lines = ("its process is gone, the exit code is not known yet",)
         return Finding(rank.rank, "exited", "unknown", "its process is gone", at, "at_once", evidence=lines, confidence="likely")
     name = signal_name(code)
+    raised = failed_join(rank, state)
+    if raised is not None and code and name != "SIGKILL":
+        text = said(raised)
+        domain: Domain = "network" if _CONNECTS.search(f"{raised.type}: {raised.message}") else crash_domain(raised.type, raised.message)
+        says = f"it failed in init_process_group: {text}"
+        return Finding(rank.rank, "crashed", domain, says, place(raised) or at, "at_once", evidence=(f"exit code {code}", f"init_process_group raised {text}"))
     if crash is not None and name not in ("SIGKILL",):
-        text = f"{crash.type}: {first_line(crash.message)}"
+        text = said(crash)
         return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", at, "at_once", evidence=(f"exit code {code}", text))
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"):
-        domain: Domain = "node" if name == "SIGBUS" else "unknown"
+        domain = "node" if name == "SIGBUS" else "unknown"
         return Finding(rank.rank, "crashed", domain, f"it died of {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no Python exception",))
     if name == "SIGKILL" and process is not None and process.oom_killed:
         return Finding(
@@ -136,7 +172,9 @@ def _dead(rank: RankState) -> Finding:
     if name:
         domain = "node" if name == "SIGKILL" else "scheduler"
         return Finding(rank.rank, "killed", domain, f"it was killed by {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no traceback",))
-    return Finding(rank.rank, "exited", "user_code", f"it ended with exit code {code}", at, "at_once", evidence=(f"exit code {code}, no exception seen",))
+    return Finding(
+        rank.rank, "exited", "user_code", f"it ended with exit code {code}", at, "at_once", evidence=(f"exit code {code}, no exception seen",), exit_code=code
+    )  # fmt: skip
 
 
 def _compiling(rank: RankState, since: float, watch: Watch | None, state: State, now: float) -> Finding | None:
@@ -208,13 +246,15 @@ def _by_stack(rank: RankState, since: float, state: State, now: float) -> Findin
     if watch and watch.looks:
         seen_s = f"progress: {watch.why}, {now - watch.last_progress:.0f} s ago" if watch.last_progress else ""
         lines.append(seen_s or f"no progress seen: {watch.busy_ratio or 0:.1%} of a core, same stack")
-    plain = Finding(rank.rank, "not_entered", "user_code", f"it is in {at}" if at else "", at, evidence=tuple(lines))
+    here = frames.innermost(stack.main)
+    # where a rank is does not tell whether it will come
+    plain = Finding(rank.rank, "not_entered", "user_code", f"it is in {here}" if here else "", at, evidence=tuple(lines), confidence="likely")
     if seen is None and frames.at_the_end(stack):
         return replace(plain, says="its script has ended, and Python waits for a thread that does not", evidence=(*lines, *_threads(stack)))
     if seen is None:
         return plain
     if seen.kind == "debugger":
-        return replace(plain, cause="debugger", says=f"it is in a debugger ({seen.frame.short})", limit="never")
+        return replace(plain, cause="debugger", says=f"it is in a debugger ({seen.frame.short})", limit="never", confidence="certain")
     if seen.kind == "data_loading":
         workers = children(stack)
         own = frames.user_frames(stack.main[: stack.main.index(seen.frame)])  # num_workers=0: the dataset's own code runs below the loader's
@@ -225,10 +265,10 @@ def _by_stack(rank: RankState, since: float, state: State, now: float) -> Findin
         return replace(plain, cause="data_loading", domain=domain, says=says, evidence=(*lines, *workers))
     if seen.kind == "checkpointing":
         says = f"it reads or writes a checkpoint in {seen.frame.short}" + (f", called from {at}" if at else "")
-        return replace(plain, cause="checkpointing", domain="storage", says=says, limit="io")
+        return replace(plain, cause="checkpointing", domain="storage", says=says, limit="io", confidence="certain")
     if seen.kind == "external_io":
         says = f"it waits for something outside the job in {seen.frame.short}" + (f", called from {at}" if at else "")
-        return replace(plain, cause="external_io", domain="network", says=says, limit="io")
+        return replace(plain, cause="external_io", domain="network", says=says, limit="io", confidence="certain")
     return plain
 
 
@@ -249,14 +289,25 @@ def children(stack: Stack | None) -> tuple[str, ...]:
 def _threads(stack: Stack) -> tuple[str, ...]:
     """Threads of the job's own beside the main one."""
     found = (
-        (thread.name, frames.where(thread.frames)) for thread in stack.threads[1:] if frames.user_frames(thread.frames) or thread.name.startswith("Thread-")
+        (thread.name, frames.innermost(thread.frames)) for thread in stack.threads[1:] if frames.user_frames(thread.frames) or thread.name.startswith("Thread-")
     )
     return tuple(f"thread {name} is in {at}" for name, at in found if at)[:4]
 
 
 def first_line(text: str, width: int = 200) -> str:
     line = next((part.strip() for part in text.splitlines() if part.strip()), "")
-    return line if len(line) <= width else line[: width - 3] + "..."
+    if len(line) <= width:
+        return line
+    cut = line[: width - 3]
+    if not line[len(cut)].isspace():  # in the middle of a word: without it, unless it is nearly all there is
+        short = cut.rpartition(" ")[0]
+        cut = short if len(short) >= width // 2 else cut
+    return cut.rstrip() + "..."
+
+
+def said(crash: Crash) -> str:
+    """`ValueError: bad batch`, the message's first line."""
+    return f"{crash.type}: {text}" if (text := first_line(crash.message)) else crash.type
 
 
 def _at_of_frame(frame: str) -> str:
@@ -280,6 +331,10 @@ _NODE = (
     "Bus error",
     "Cannot allocate memory",
 )
+_IN_INIT = "in init_process_group\n"
+_UNSAID = Crash("an exception", "")
+_TRACEBACK_FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
+_CONNECTS = re.compile(r"connect|socket|getaddrinfo|name resolution|host ?name|timed out|distnetworkerror|diststoreerror", re.IGNORECASE)
 _NETWORK = ("NCCL error", "ncclSystemError", "ncclRemoteError", "ibv_", "vendor err", "No route to host", "Network is unreachable", "DistNetworkError")
 
 

@@ -14,6 +14,7 @@ from rankwatch.model import JobSnapshot, RankState, Verdict
 from rankwatch.monitor.diagnose import aborts, causes, words
 from rankwatch.monitor.diagnose.causes import Finding, signal_name
 from rankwatch.monitor.diagnose.state import Death, State
+from rankwatch.monitor.diagnose.views import alive
 from rankwatch.monitor.policy import Limits
 from rankwatch.wire.ranks import compress
 
@@ -30,6 +31,7 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _TORCH_COMM = re.compile(r"gloo|nccl|c10d|torch[/.]distributed|dist(backend|network|store)error|tcpstore|processgroup|pair\.cc|socket", re.IGNORECASE)
+_TIMED_OUT = re.compile(r"time[d -]*out", re.IGNORECASE)
 _PLANNED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _AFTER_FAILURE = re.compile(r"fail|after rank|died", re.IGNORECASE)
 _SETTLED_S = 3.0  # victims alone: who they lost may be seen only now
@@ -93,28 +95,51 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
         bad = _about_to_end(snapshot, ranks)  # of the loss of a peer that ended well: it need not be waited for
     if not bad:
         return Judged(None)
+    victims, firsts, planned = _sorted(ranks, bad)
+    if firsts:
+        ordered = _in_order(firsts)
+        if aborts.suspected(ranks[ordered[0].rank], ordered[0]):
+            return _of_abort(state, snapshot, ranks, ordered, bad, key)
+        return _first(state, snapshot, ranks, ordered, bad, key)
+    if victims:
+        return _of_victims(state, snapshot, ranks, deaths, victims, bad, key)
+    return _terminated(state, snapshot, ranks, planned, bad, key)
+
+
+def grown(failure: Verdict, state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> Verdict:
+    """The verdict that was given, with those ranks that died alike within the same moment and are seen only now."""
+    bad = {rank: death for rank, death in state.deaths.items() if death.code != 0 and rank in ranks}
+    if state.ending_planned or bad.keys() <= set(failure.culprit_ranks):
+        return failure
+    firsts = _sorted(ranks, bad)[1]
+    if not firsts.keys() >= set(failure.culprit_ranks) or not failure.culprit_ranks:
+        return failure
+    newer = _first(state, snapshot, ranks, _in_order(firsts), bad, failure.key).verdict
+    more = newer is not None and newer.cause == failure.cause and set(newer.culprit_ranks) > set(failure.culprit_ranks)
+    return newer if newer is not None and more else failure
+
+
+def _sorted(ranks: Mapping[int, RankState], bad: Mapping[int, Death]) -> tuple[dict[int, Death], dict[int, Death], dict[int, Death]]:
+    """The bad ends: victims, those that are nobody's consequence, and those that were asked for."""
     victims, firsts, planned = {}, {}, {}
     seen_early = any(not death.after_ending for death in bad.values())
+    killed_at = min((death.at for death in bad.values() if not death.after_ending and signal_name(death.code) == "SIGKILL"), default=None)
     for rank, death in bad.items():
         name, crash = signal_name(death.code), ranks[rank].crash
-        stopped = (
-            death.after_ending and seen_early and (name == "SIGKILL" or (not name and (crash is None or crash.type in ("KeyboardInterrupt", "SystemExit"))))
-        )
+        together = killed_at is not None and death.at - killed_at <= _SAME_DEATH_S  # torchrun sends SIGTERM long before SIGKILL
+        forced = name == "SIGKILL" and not together
+        stopped = death.after_ending and seen_early and (forced or (not name and (crash is None or crash.type in ("KeyboardInterrupt", "SystemExit"))))
         if name in _PLANNED or stopped:
             planned[rank] = death  # asked for, or torchrun's own stop of the workers
         elif is_victim(ranks[rank], death):
             victims[rank] = death
         else:
             firsts[rank] = death
-    if firsts:
-        ordered = sorted(firsts.values(), key=lambda death: (round(death.at, 1), _ORDER.get(signal_name(death.code), 1), death.rank))
-        first = ordered[0]
-        if aborts.suspected(ranks[first.rank], first):
-            return _of_abort(state, snapshot, ranks, ordered, bad, key)
-        return _first(state, snapshot, ranks, ordered, bad, key)
-    if victims:
-        return _of_victims(state, snapshot, ranks, deaths, victims, bad, key)
-    return _terminated(state, snapshot, ranks, planned, bad, key)
+    return victims, firsts, planned
+
+
+def _in_order(firsts: Mapping[int, Death]) -> list[Death]:
+    return sorted(firsts.values(), key=lambda death: (round(death.at, 1), _ORDER.get(signal_name(death.code), 1), death.rank))
 
 
 def _about_to_end(snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> dict[int, Death]:
@@ -155,7 +180,9 @@ def _of_victims(
     bad: Mapping[int, Death], key: str,
 ) -> Judged:  # fmt: skip
     hung = [verdict for trouble in state.troubles if (verdict := trouble.verdict) is not None and verdict.verdict in ("stuck", "timeout_imminent")]
-    if state.frozen or any({*each.culprit_ranks, *each.waiting_ranks} & set(victims) for each in hung):
+    unjoined = {rank: death for rank, death in victims.items() if causes.failed_join(ranks[rank], state) is not None}
+    told = [each for each in hung if not each.culprit_ranks or not unjoined.keys() >= set(each.culprit_ranks)]
+    if state.frozen or any({*each.culprit_ranks, *each.waiting_ranks} & set(victims) for each in told):
         return Judged(None)  # they died of a hang that has its own verdict
     start = min(death.at for death in victims.values())
     mates = {mate for rank in victims for group in ranks[rank].groups for mate in group.ranks}
@@ -170,6 +197,8 @@ def _of_victims(
         return Judged(_verdict(finding, named, last, snapshot, ranks, bad, key))
     if any(death.overdue for death in victims.values()):
         return Judged(None)
+    if unjoined and (judged := _of_joins(state, snapshot, ranks, unjoined, bad, key)) is not None:
+        return judged
     unseen = snapshot.world_size - len(ranks)
     if not snapshot.final and snapshot.now - start < _SETTLED_S:
         return Judged(None, held=True)
@@ -188,6 +217,33 @@ def _of_victims(
         finding, domain="network", confidence="partial", evidence=(*finding.evidence, "every rank that ended speaks of a lost peer, and no peer was lost first")
     )
     return Judged(_verdict(finding, (first.rank,), start, snapshot, ranks, bad, key), weak=True)
+
+
+def _of_joins(
+    state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], unjoined: Mapping[int, Death], bad: Mapping[int, Death], key: str
+) -> Judged | None:
+    """Ranks whose own init_process_group raised something about connections. A timeout there is the fault of who had not come."""
+    ordered = _in_order(unjoined)
+    if not snapshot.final and snapshot.now - min(death.seen_at for death in ordered) < _SAME_DEATH_S:
+        return Judged(None, held=True)
+    partial = len(ranks) < snapshot.world_size
+    raised = causes.failed_join(ranks[ordered[0].rank], state)
+    if raised is not None and _TIMED_OUT.search(f"{raised.type}: {raised.message}"):
+        if partial:
+            return None
+        late = tuple(sorted(other.rank for other in ranks.values() if _had_not_come(other, state)))
+        if late:
+            finding = Finding(late[0], "store_wait", "user_code", limit="at_once", evidence=(causes.said(raised),), confidence="likely")
+            verdict = _verdict(finding, late, ordered[0].at, snapshot, ranks, bad, key)
+            text = f"{words.ranks_text(late)} had not called init_process_group when that of {words.ranks_text(unjoined)} timed out"
+            return Judged(replace(verdict, summary=text))
+    judged = _first(state, snapshot, ranks, ordered, bad, key)
+    return judged if judged.verdict is None else Judged(replace(judged.verdict, confidence="partial" if partial else "likely"))
+
+
+def _had_not_come(rank: RankState, state: State) -> bool:
+    death = state.deaths.get(rank.rank)
+    return rank.stage in ("starting", "armed") and rank.agent not in ("off", "silent") and (death is None or death.after_ending)
 
 
 def _terminated(
@@ -209,7 +265,12 @@ def _verdict(
     waiting = tuple(
         sorted(
             rank for rank, other in ranks.items()
-            if rank not in culprits and (rank in bad or any(other.enqueued.get(group.name, 0) > other.completed.get(group.name, 0) for group in other.groups))
+            if rank not in culprits
+            and (
+                rank in bad
+                or (other.stage == "joining" and alive(other))
+                or any(other.enqueued.get(group.name, 0) > other.completed.get(group.name, 0) for group in other.groups)
+            )
         )
     )  # fmt: skip
     victims = sorted(rank for rank in bad if rank not in culprits)

@@ -12,7 +12,7 @@ Work = Literal["debugger", "compiling", "data_loading", "checkpointing", "extern
 
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python3|<stdlib>|^<frozen|torchinductor_|(^|/)rankwatch/agent/"
-    r"|(^|/)torch/(_\w+|ao|amp|autograd|backends|compiler|cuda|distributed|fx|jit|library|multiprocessing|nn|optim|profiler|utils|(serialization|functional|storage|hub|_\w+)\.py)(/|$)"
+    r"|(^|/)torch/(_\w+|ao|amp|autograd|backends|compiler|cuda|distributed|fx|jit|library|multiprocessing|nn|optim|profiler|utils|(serialization|functional|storage|hub|library|_\w+)\.py)(/|$)"
 )
 _PYTHON_FILE = re.compile(r"\.pyw?$|\.ipynb|ipykernel|ipython-input|^<stdin>$|^<string>$")
 
@@ -78,11 +78,13 @@ def user_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def where(frames: tuple[Frame, ...]) -> str:
-    """`train.py:31:load_batch`: innermost line of the job's code, else the innermost Python line, else ""."""
-    for frame in frames:
-        if is_user(frame):
-            return frame.short
-    return next((frame.short for frame in frames if _PYTHON_FILE.search(frame.file)), "")
+    """`train.py:31:load_batch`: innermost line of the job's code, "" where there is none: what is told as `at`."""
+    return next((frame.short for frame in frames if is_user(frame)), "")
+
+
+def innermost(frames: tuple[Frame, ...]) -> str:
+    """The same for a sentence: without a line of the job's code the innermost Python line."""
+    return where(frames) or next((frame.short for frame in frames if _PYTHON_FILE.search(frame.file)), "")
 
 
 def recognise(stack: Stack | None) -> Recognised | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankwatch.model import Cause, Confidence, Domain, JobSnapshot, RankState, Verdict, VerdictName
+from rankwatch.model import Cause, Confidence, Crash, Domain, JobSnapshot, RankState, Verdict, VerdictName
 from rankwatch.monitor.diagnose import causes, frames, mismatch, words
 from rankwatch.monitor.diagnose.causes import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.graph import Hang
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+_ABSENCES: tuple[Cause, ...] = ("not_entered", "data_loading", "store_wait", "unknown")  # seen in the process; no recorder entry proves or refutes them
 Clock = tuple[float, float | None, bool, float, str]  # since, timeout, first collective, notice, kind of the wait
 
 
@@ -122,7 +123,7 @@ def _decide(picture: Picture, hang: Hang, deadline: float | None, timeout: float
         confidence = "partial"
     evidence = picture.evidence
     if lost := sum(scene.ranks[rank].lost_collectives > 0 for rank in wait.waiters if rank in scene.ranks):
-        confidence = "partial" if confidence == "likely" else confidence
+        confidence = "partial" if confidence == "likely" and picture.cause not in _ABSENCES else confidence
         evidence = (*evidence, f"the recorder of {lost} rank{'' if lost == 1 else 's'} has dropped old entries")
     chain = len(hang.waits) - 1
     summary = picture.says + words.tail(waiting, left) + words.seen(scene.ranks, scene.snapshot)
@@ -150,14 +151,19 @@ def _absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene:
         found = {rank: finding for rank, finding in found.items() if rank not in talking}
     else:
         found = {rank: _talks(finding, scene.ranks[rank], wait.since) for rank, finding in found.items()}
+    called = {rank: raised for rank in found if wait.kind == "init" and (raised := causes.failed_join(scene.ranks[rank], scene.state)) is not None}
     if wait.starting:
-        found = {rank: _at_start(finding) for rank, finding in found.items()}
+        found = {rank: _at_start(finding, called.get(rank)) for rank, finding in found.items()}
     levels = {rank: _level(finding, running, scene) for rank, finding in found.items()}
     top = max(levels.values())
-    best = min((finding for rank, finding in found.items() if levels[rank] == top), key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank))
-    culprits = tuple(sorted(rank for rank, finding in found.items() if levels[rank] == top and finding.cause == best.cause))
+    best = min(
+        (finding for rank, finding in found.items() if levels[rank] == top),
+        key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank not in called, finding.rank),
+    )
+    failed = best.rank in called  # a rank that failed is to blame before one that is late
+    culprits = tuple(sorted(rank for rank, each in found.items() if levels[rank] == top and each.cause == best.cause and (rank in called) == failed))
     best = found[culprits[0]]
-    says = words.absent(culprits, best, wait, scene.age(wait.since))
+    says = words.absent(culprits, best, wait, scene.age(wait.since), called=failed)
     evidence = list(best.evidence)
     for rank in culprits[1:4]:
         evidence.append(f"rank {rank}: {found[rank].says}" if found[rank].says else f"rank {rank} likewise")
@@ -179,8 +185,14 @@ def _talks(finding: Finding, rank: RankState, since: float) -> Finding:
     return replace(finding, says=says, confidence="partial", missing_evidence=(f"the peer of {call}: gloo's recorder shows no point-to-point calls",))
 
 
-def _at_start(finding: Finding) -> Finding:
-    """A rank that has not come to a rendezvous is not "not in a collective"."""
+def _at_start(finding: Finding, raised: Crash | None) -> Finding:
+    """A rank that has not come to a rendezvous is not "not in a collective". raised: what its own init_process_group has failed with."""
+    if raised is not None and finding.cause in ("not_entered", "unknown", "external_io"):
+        text = causes.said(raised)
+        return replace(
+            finding, cause="store_wait", limit="normal", says=f"its init_process_group failed with {text}", at=finding.at or causes.place(raised),
+            evidence=(f"init_process_group raised {text}", *finding.evidence),
+        )  # fmt: skip
     return replace(finding, cause="store_wait") if finding.cause in ("not_entered", "unknown") else finding
 
 
@@ -236,7 +248,7 @@ def _mismatch(wait: Wait, scene: Scene) -> Picture:
     evidence = mismatch.evidence(found, where, habits)
     for rank in found.culprits[:4]:
         sample = causes.fresh_stack(scene.ranks[rank], wait.since)
-        if sample is not None and (line := frames.where(sample.main)):
+        if sample is not None and (line := frames.innermost(sample.main)):
             evidence = (*evidence, f"rank {rank} calls it from {line}")
     complete = not wait.unread or scene.age(wait.since) >= limits_read(scene.limits)
     mark = ("mismatch", found.culprits) if complete else ("mismatch", "reading", scene.now)
@@ -263,7 +275,7 @@ def _deadlock(hang: Hang, waits: Sequence[Wait], wait: Wait, scene: Scene) -> Pi
     for rank in hang.cycle[:8]:
         sample = causes.fresh_stack(scene.ranks[rank], wait.since)
         stacks += sample is not None
-        if sample is not None and (line := frames.where(sample.main)):
+        if sample is not None and (line := frames.innermost(sample.main)):
             evidence.append(f"rank {rank} is in {line}")
     waited = scene.age(wait.since)
     ready = stacks == min(8, len(hang.cycle)) or waited >= scene.limits.stack_s

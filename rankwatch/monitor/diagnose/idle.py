@@ -67,7 +67,7 @@ def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[
         return [], wanted
     culprits = silent if talking and len(silent) == 1 and len(standing) == len(ranks) else ()
     at = frames.where(stack.main) if culprits and (stack := ranks[culprits[0]].stack) else ""
-    lines = tuple(f"rank {number} is in {frames.where(stack.main)}" for number in standing if (stack := ranks[number].stack))
+    lines = tuple(f"rank {number} is in {frames.innermost(stack.main)}" for number in standing if (stack := ranks[number].stack))
     why = "a collective captured in a CUDA graph is suspected" if graphs else "a point-to-point wait is suspected" if talking else "nothing open is recorded"
     what = "has stepped" if steps else "has moved"
     summary = f"no rank {what} for {scene.age(since):.0f} s and no recorded collective is open; {why}"

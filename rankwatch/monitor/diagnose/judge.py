@@ -33,7 +33,7 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
         state = State(attempt=snapshot.attempt, minted=state.minted)
     ranks, offsets = fresh_ranks(snapshot, limits.report_stale_s)
     state = _clocks(state, snapshot, limits)
-    state = replace(state, letters=_letters(state, ranks, now))
+    state = replace(state, letters=_letters(state, ranks, now), joins_failed=causes.joins_failed(state, ranks))
     running, frame_times = causes.frame_times(state, ranks, now)
     known_deaths = deaths.observe(state, snapshot, ranks)
     if snapshot.ending and state.ending_at is None:
@@ -203,7 +203,7 @@ def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: 
 
 def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> State:
     if state.failure is not None and not state.failure_weak:
-        return state
+        return replace(state, failure=deaths.grown(state.failure, state, snapshot, ranks))
     judged = deaths.judge(state, snapshot, ranks, state.deaths, f"a{snapshot.attempt}-death")
     state = replace(state, failure_held=judged.held)
     if judged.verdict is None:

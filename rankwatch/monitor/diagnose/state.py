@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankwatch.model import Verdict
+from rankwatch.model import Crash, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class State:
     letters: Mapping[int, tuple[str, float, int]] = field(default_factory=dict)  # state letter, since when, looks
     troubles: tuple[Trouble, ...] = ()
     deaths: Mapping[int, Death] = field(default_factory=dict)
+    joins_failed: Mapping[int, Crash] = field(default_factory=dict)  # ranks that have not joined since their init_process_group raised this
     failure: Verdict | None = None
     failure_weak: bool = False
     failure_held: bool = False  # a rank is dead; who is named depends on what its peers are about to say

@@ -48,13 +48,19 @@ def waited_on(wait: Wait) -> WaitedOn:
     )  # fmt: skip
 
 
-def absent(culprits: tuple[int, ...], finding: Finding, wait: Wait, age_s: float) -> str:
-    """`rank 1 has not entered all_reduce #26 of default_pg (it is in train.py:31:load_batch) for 12 s`."""
+def absent(culprits: tuple[int, ...], finding: Finding, wait: Wait, age_s: float, *, called: bool = False) -> str:
+    """`rank 1 has not entered all_reduce #26 of default_pg (it is in train.py:31:load_batch) for 12 s`.
+
+    called: it has called init_process_group, and that has failed.
+    """
     have = verb(culprits, "has", "have")
-    what = {"init": f"{have} not called init_process_group", "creation": f"{have} not come to {place(wait)}"}.get(
+    what = {"init": f"{have} not joined" if called else f"{have} not called init_process_group", "creation": f"{have} not come to {place(wait)}"}.get(
         wait.kind, f"{have} not entered {place(wait)}"
     )
-    says = finding.says if len(culprits) == 1 else finding.says.replace("it ", f"rank {finding.rank} ", 1)
+    says = finding.says
+    if len(culprits) > 1:
+        its = says.startswith("its ")
+        says = f"rank {finding.rank}'s " + says[len("its ") :] if its else says.replace("it ", f"rank {finding.rank} ", 1)
     return f"{ranks_text(culprits)} {what}{f' ({says})' if says else ''} for {age_s:.0f} s"
 
 
@@ -116,6 +122,11 @@ _ADVICE: dict[Cause, tuple[str, ...]] = {
 def advice(cause: Cause, finding: Finding | None = None) -> tuple[str, ...]:
     """Concrete next steps; the line of code first, where it is known."""
     lines = _ADVICE[cause]
+    if finding is not None and cause == "exited" and finding.exit_code:
+        lines = (
+            f"The rank ended by itself with exit code {finding.exit_code} and left no exception: look for sys.exit({finding.exit_code}), os._exit or a library "
+            "that ends the process; the last lines of its log say more.",
+        )
     if finding is not None and finding.at and cause in ("not_entered", "data_loading", "gil_held", "crashed", "exited"):
         return (f"Start at {finding.at} on rank {finding.rank}.", *lines)
     if finding is not None and cause == "crashed" and "CUDA out of memory" in finding.says:
