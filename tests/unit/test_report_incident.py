@@ -323,8 +323,8 @@ def test_full_stacks_are_in_the_report_only_where_no_file_holds_them():
 
 
 def test_threads_of_rankwatch_are_not_shown_and_threads_that_only_pass_through_it_are():
-    own = 'Thread 9 "" (idle)\n    wait (/usr/lib/libc.so.6:0)\n    _Heartbeat._run (/work/rankwatch/agent/probes/collectives.py:290)'
-    mixed = 'Thread 7 "MainThread" (idle)\n    _on (/work/rankwatch/agent/probes/compile.py:3)\n    main (/home/a/train.py:1)'
+    own = 'Thread 9 "" (idle)\n    wait (/usr/lib/libc.so.6:0)\n    _Heartbeat._run (/opt/rankwatch/agent/probes/collectives.py:290)'
+    mixed = 'Thread 7 "MainThread" (idle)\n    _on (/opt/rankwatch/agent/probes/compile.py:3)\n    main (/home/a/train.py:1)'
     shown_text = incident.stack_text(Stack(pid=7, at=0.0, text=f"Process 7\n\n{mixed}\n\n{own}\n"))
     assert shown_text == f"Process 7\n\n{mixed}\n"
 

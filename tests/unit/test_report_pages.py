@@ -103,7 +103,7 @@ def test_a_compile_under_way_stands_in_the_table_of_finished_ones():
 
 
 def test_frames_of_rankwatch_are_library_frames():
-    frames = ["_on (/work/rankwatch/agent/probes/compile.py:3)", "main (/home/a/train.py:1)"]
+    frames = ["_on (/opt/rankwatch/agent/probes/compile.py:3)", "main (/home/a/train.py:1)"]
     view = page.stack_views({"stack_groups": [{"ranks": "0", "frames": frames, "role": "culprit"}]})[0]
     assert [frame.library for _, run in view.runs for frame in run] == [True, False]
 
