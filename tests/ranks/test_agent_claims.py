@@ -152,6 +152,7 @@ os.waitpid(pid, 0)
         assert node.record("lifecycle")["stage"] == "exiting"
 
 
+@pytest.mark.slow_ranks
 def test_the_last_state_of_a_killed_rank_stays(tmp_path: Path) -> None:
     code = TELL + JOIN + "import rankwatch\n[rankwatch.step() for _ in range(3)]\ntell()\n" + HOLD
     with Node(tmp_path) as node:

@@ -387,6 +387,7 @@ tell(caught=caught)
         assert process.returncode == 0, err
 
 
+@pytest.mark.slow_ranks
 def test_probes_that_are_switched_off_stay_off(tmp_path: Path) -> None:
     code = TELL + JOIN + "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1))\n"
     with Node(tmp_path) as node:

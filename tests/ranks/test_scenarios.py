@@ -15,15 +15,17 @@ PAGING = {"stuck", "failed", "timeout_imminent", "diverged"}
 
 # kind, ranks, group timeout, accepted (verdict, cause) and culprits
 FAULTS = [
-    pytest.param("asleep", 3, 40, ("stuck", "not_entered"), [1], id="a rank sleeps in Python"),
+    pytest.param("asleep", 3, 40, ("stuck", "not_entered"), [1], id="a rank sleeps in Python", marks=pytest.mark.slow_ranks),
     pytest.param("gil_held", 2, 40, ("stuck", "gil_held"), [1], id="a rank holds the GIL in C code"),
-    pytest.param("killed", 3, 600, ("failed", "killed"), [1], id="a rank is killed"),
+    pytest.param("killed", 3, 600, ("failed", "killed"), [1], id="a rank is killed", marks=pytest.mark.slow_ranks),
     pytest.param("crashed", 3, 600, ("failed", "crashed"), [2], id="a rank raises"),
     pytest.param("aborted", 3, 600, ("failed", "crashed"), [2], id="a rank aborts", marks=pytest.mark.slow_ranks),
     pytest.param("exited", 3, 600, ("failed", "exited"), [1], id="a rank exits 0 while others need it"),
     pytest.param("stopped", 3, 600, ("stuck", "stopped"), [1], id="a rank is stopped"),
     pytest.param("mismatch", 3, 600, ("stuck", "mismatch"), [2], id="a rank calls another operation"),
-    pytest.param("larger_tensor", 3, 600, ("failed", "mismatch"), [1], id="a rank brings a larger tensor and gloo aborts another"),
+    pytest.param(
+        "larger_tensor", 3, 600, ("failed", "mismatch"), [1], id="a rank brings a larger tensor and gloo aborts another", marks=pytest.mark.slow_ranks
+    ),
     pytest.param("handler_that_waits", 3, 600, ("stuck", "mismatch"), [1], id="a rank hangs in its own error handler", marks=pytest.mark.slow_ranks),
     pytest.param("groups_in_other_order", 3, 600, ("stuck", "mismatch"), [0], id="a rank makes groups in another order", marks=pytest.mark.slow_ranks),
     pytest.param("absent_from_barrier", 3, 600, ("stuck", "not_entered"), [1], id="a rank is absent from a monitored barrier", marks=pytest.mark.slow_ranks),
@@ -50,12 +52,12 @@ def test_a_fault_is_named(tmp_path: Path, kind: str, nproc: int, timeout: int, e
 HEALTHY = [
     pytest.param("trained", 2, set(), id="plain training"),
     pytest.param("lone_recompile", 3, {("slow", "compiling")}, id="one rank recompiles alone"),
-    pytest.param("busy_rank0", 2, {("slow", "not_entered")}, id="rank 0 evaluates while the others wait"),
+    pytest.param("busy_rank0", 2, {("slow", "not_entered")}, id="rank 0 evaluates while the others wait", marks=pytest.mark.slow_ranks),
     pytest.param("checkpoint", 2, {("slow", "checkpointing"), ("slow", "not_entered")}, id="rank 0 saves a checkpoint", marks=pytest.mark.slow_ranks),
     pytest.param("staggered_exit", 3, set(), id="ranks end at different times", marks=pytest.mark.slow_ranks),
     pytest.param("fork_children", 2, set(), id="children end in every way"),
     pytest.param("sigint_storm", 2, set(), id="a storm of SIGINT that the script handles"),
-    pytest.param("ddp", 2, {("slow", "compiling")}, id="compiled DDP"),
+    pytest.param("ddp", 2, {("slow", "compiling")}, id="compiled DDP", marks=pytest.mark.slow_ranks),
     pytest.param("late_at_start", 2, {("slow", "store_wait"), ("slow", "not_entered")}, id="a rank comes late", marks=pytest.mark.slow_ranks),
 ]
 
@@ -142,6 +144,7 @@ def test_two_runs_on_one_node_do_not_disturb_each_other(tmp_path: Path) -> None:
             assert status[0].split("status ")[1].split()[0] not in "".join(first.lines())
 
 
+@pytest.mark.slow_ranks
 def test_a_rank_whose_agent_did_not_load_is_reported(tmp_path: Path) -> None:
     """`python -I` ignores PYTHONPATH: the job runs, the rank is BLIND and a line says so."""
     import sys
