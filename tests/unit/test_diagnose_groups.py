@@ -418,6 +418,17 @@ def test_a_compile_seen_only_by_torchs_own_counters_is_likely():
     assert (verdict.cause, verdict.confidence) == ("compiling", "likely")
 
 
+def test_a_compile_that_has_just_ended_keeps_its_frame():
+    """Torch's counters were read a moment before the probe said that the compile is over: nothing is missing."""
+    probes = {"compile": {"status": "armed"}}
+    totals = {"last": {"frame": "block@model.py:31"}}
+    told = waiting_for(lambda t: rank(1, enq=25, done=25, t=t, compile_witness=True, probes=probes, compile_totals=totals), 8)
+    verdict = told[8.0][0]
+    assert (verdict.cause, verdict.at, verdict.missing_evidence) == ("compiling", "model.py:31:block", ())
+    assert "it has just compiled block@model.py:31" in verdict.summary
+
+
+
 def test_a_compile_with_cpu_in_its_workers_is_never_stuck():
     def make(t):
         activity = CompileActivity("0/1", "forward", "forward@model.py:31", "inductor", "Scheduler.__init__", MONO, MONO)

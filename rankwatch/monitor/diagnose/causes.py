@@ -205,6 +205,12 @@ def _compiling(rank: RankState, since: float, watch: Watch | None, state: State,
         return Finding(rank.rank, "compiling", "user_code", says, _at_of_frame(activity.frame), "compile", max(newest, moved), tuple(lines))
     if rank.compile_witness or (seen is not None and seen.kind == "compiling"):
         how = "torch's own wait counters say that a compile is active" if rank.compile_witness else f"its stack is in {seen.frame.short if seen else ''}"
+        if rank.probes.get("compile", {}).get("status") == "armed":  # it reports, and nothing is under way: these witnesses are a little old
+            frame = str((rank.compile_totals.get("last") or {}).get("frame") or "")
+            return Finding(
+                rank.rank, "compiling", "user_code", f"it has just compiled {frame or 'a frame'}", _at_of_frame(frame), "compile", moved,
+                (how, *children(stack)), (), "likely",
+            )  # fmt: skip
         at = frames.where(stack.main) if stack else ""
         return Finding(
             rank.rank, "compiling", "user_code", f"it is in torch.compile{' at ' + at if at else ''}", at, "compile", moved, (how, *children(stack)),
