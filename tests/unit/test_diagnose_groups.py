@@ -428,7 +428,6 @@ def test_a_compile_that_has_just_ended_keeps_its_frame():
     assert "it has just compiled block@model.py:31" in verdict.summary
 
 
-
 def test_a_compile_with_cpu_in_its_workers_is_never_stuck():
     def make(t):
         activity = CompileActivity("0/1", "forward", "forward@model.py:31", "inductor", "Scheduler.__init__", MONO, MONO)
