@@ -9,55 +9,31 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TypeVar
+
+from rankwatch.monitor.pool import Job
 
 T = TypeVar("T")
-
-
-class Call(Generic[T]):
-    """One call; `value` is its result once `done`, `error` what it raised."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._done = threading.Event()
-        self.value: T | None = None
-        self.error: Exception | None = None
-
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether it ended in time, well or badly."""
-        return self._done.wait(timeout_s)
-
-    def run(self) -> None:
-        try:
-            self.value = self._function()
-        except Exception as error:
-            self.error = error
-        finally:
-            self._done.set()
 
 
 class Aside:
     """One daemon thread that runs submitted calls in their order. After a call that is overdue the later ones queue up behind it."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Call[object]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Job[object]] = queue.SimpleQueue()
         self._name = name
         self._started = False
 
-    def submit(self, function: Callable[[], T]) -> Call[T]:
+    def submit(self, function: Callable[[], T]) -> Job[T]:
         """Queue a call and return at once. RuntimeError when no thread can be started (the process has too many)."""
-        call = Call(function)
+        call = Job(function)
         self._calls.put(call)  # type: ignore[arg-type]
         if not self._started:
             self._started = True
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         return call
 
-    def call(self, function: Callable[[], T], timeout_s: float) -> Call[T]:
+    def call(self, function: Callable[[], T], timeout_s: float) -> Job[T]:
         """Queue a call and wait for it, at most timeout_s. Look at `done`, `value` and `error` of what comes back."""
         call = self.submit(function)
         call.wait(timeout_s)

@@ -38,7 +38,6 @@ class Watch:
     last_progress: float | None = None
     why: str = ""
     busy_ratio: float | None = None  # of a core, in the newest whole look
-    native_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
