@@ -37,7 +37,7 @@ def described(error: BaseException, trace: TracebackType | None) -> dict[str, An
     parts = [_cut(part) for part in traceback.format_exception(type(error), error, trace)]
     return {
         "type": type(error).__qualname__ if type(error).__module__ == "builtins" else f"{type(error).__module__}.{type(error).__qualname__}",
-        "message": str(error)[:MESSAGE_CHARACTERS],
+        "message": _text(error)[:MESSAGE_CHARACTERS],
         "where": where(trace),
         "traceback": _head_and_tail("".join(parts)),
         "wall_ns": time.time_ns(),
@@ -63,6 +63,13 @@ def calling() -> str:
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else _line(frame.f_code, frame.f_lineno)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the user's __str__; traceback prints such an exception in the same words
+        return "<exception str() failed>"
 
 
 def _line(code: CodeType, number: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankwatch.agent import sources
-from rankwatch.agent.crash import calling, ending_exception
+from rankwatch.agent.crash import calling, described, ending_exception
 
 
 def test_no_exception_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +86,16 @@ def test_whose_code_a_file_is() -> None:
     assert sources.is_users("/home/u/train.py")
     assert sources.is_torch_or_stdlib(json.__file__)
     assert not sources.is_torch_or_stdlib("/venv/lib/python3.11/site-packages/transformers/modeling.py")
+
+
+def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    try:
+        raise Mute
+    except Mute as error:
+        told = described(error, error.__traceback__)
+    assert told["message"] == "<exception str() failed>"
+    assert told["type"].endswith("Mute")
