@@ -7,7 +7,7 @@ from build_jobs import MONO, WALL, Job, coll, die, frames, group, init, mark, na
 
 from rankwatch.model import Crash, Group, JobSnapshot, NodeReport, Process, RankState, Stack, Thread
 from rankwatch.monitor.diagnose import State, diagnose
-from rankwatch.monitor.diagnose.causes import first_line
+from rankwatch.monitor.diagnose.ends import first_line
 from rankwatch.monitor.policy import Limits
 
 LOST = Crash("RuntimeError", "[pair.cc:537] Read error [127.0.0.1]:37511: Connection reset by peer.", traceback="torch/distributed/distributed_c10d.py")

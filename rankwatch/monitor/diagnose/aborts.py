@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rankwatch.model import Collective, Confidence, RankState, WaitedOn
 from rankwatch.monitor.diagnose import mismatch, words
-from rankwatch.monitor.diagnose.causes import signal_name
+from rankwatch.monitor.diagnose.ends import signal_name
 from rankwatch.monitor.diagnose.mismatch import Mismatch
 from rankwatch.monitor.diagnose.state import Death
 from rankwatch.monitor.diagnose.views import label

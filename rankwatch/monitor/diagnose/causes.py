@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
-import re
-import signal
-from dataclasses import dataclass, replace
-from typing import Literal
-
-from rankwatch.model import Cause, Confidence, Crash, Domain, Frame, RankState, Stack
+from rankwatch.model import Frame, RankState
 from rankwatch.monitor.diagnose import frames
+from rankwatch.monitor.diagnose.ends import dead, first_line
+from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.state import State, Watch
+from rankwatch.monitor.diagnose.work import by_stack, children, fresh_stack
 from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PRECEDENCE: tuple[Cause, ...] = (
-    "killed",
-    "oom_killed",
-    "crashed",
-    "exited",
-    "stopped",
-    "uninterruptible",
-    "gil_held",
-    "data_loading",
-    "external_io",
-    "checkpointing",
-    "not_entered",
-    "store_wait",
-    "debugger",
-    "compiling",
-    "unknown",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rank does. limit: which silence makes it stuck; at_once: evidence that cannot heal; never: it waits for a person.
-
-    says: the clause in the summary, "it is in train.py:31:load_batch". silent_from: start of the silence that counts for a compile.
-    """
-
-    rank: int
-    cause: Cause
-    domain: Domain
-    says: str = ""
-    at: str = ""
-    limit: Literal["normal", "io", "compile", "at_once", "never"] = "normal"
-    silent_from: float | None = None
-    evidence: tuple[str, ...] = ()
-    missing_evidence: tuple[str, ...] = ()
-    confidence: Confidence = "certain"
-    exit_code: int | None = None  # of a rank that ended without an exception
-    ready: bool = True  # False: at_once evidence that has not lasted long enough
-
 
 def letter(state: State, rank: int, now: float) -> tuple[str, float, int]:
     """Process state letter, for how long it has been that, in how many looks."""
     found = state.letters.get(rank)
     return (found[0], now - found[1], found[2]) if found else ("", 0.0, 0)
-
-
-def fresh_stack(rank: RankState, since: float) -> Stack | None:
-    """The newest sample, if it was taken during this wait and shows something."""
-    stack = rank.stack
-    return stack if stack is not None and stack.main and stack.at >= since else None
-
-
-def signal_name(code: int) -> str:
-    """`SIGKILL` for -9 and, as shells report it, 137; "" for an ordinary exit code."""
-    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
-    try:
-        return signal.Signals(number).name if number else ""
-    except ValueError:
-        return f"signal {number}"
 
 
 def of(rank: RankState, since: float, state: State, now: float, limits: Limits, *, in_collective: bool = False) -> Finding:
@@ -85,36 +29,8 @@ def of(rank: RankState, since: float, state: State, now: float, limits: Limits, 
     found = _by_process(rank, state, now, limits)
     if found is None and not in_collective:
         watch = state.watches.get(rank.rank)
-        found = _compiling(rank, since, watch, state, now) or _gil(rank, since, now, limits) or _by_stack(rank, since, state, now)
+        found = _compiling(rank, since, watch, state, now) or _gil(rank, since, now, limits) or by_stack(rank, since, state, now)
     return found or Finding(rank.rank, "unknown", "unknown", confidence="likely")
-
-
-def joins_failed(before: State, ranks: Mapping[int, RankState]) -> dict[int, Crash]:
-    """Ranks whose own init_process_group raised, with what it raised; kept over their end, dropped when they try again."""
-    found = {rank.rank: rank.crash or _UNSAID for rank in ranks.values() if rank.stage == "join_failed"}
-    ended = {number: crash for number, crash in before.joins_failed.items() if number in ranks and ranks[number].stage == "exiting"}
-    return {**ended, **found}
-
-
-def failed_join(rank: RankState, state: State) -> Crash | None:
-    """What its init_process_group raised, if that is why it has not joined; None for a rank that ends of something else after that."""
-    if rank.stage not in ("join_failed", "exiting", "starting"):
-        return None
-    raised, crash = state.joins_failed.get(rank.rank), rank.crash
-    if raised is not None:
-        of_it = crash is None or (crash.type, crash.message) == (raised.type, raised.message) or _IN_INIT in crash.traceback
-        return raised if of_it or rank.stage == "join_failed" else None
-    # raised and ended between two looks, or no agent: only the traceback tells
-    return crash if crash is not None and not rank.groups and _IN_INIT in crash.traceback else None
-
-
-def place(crash: Crash) -> str:
-    """Its `where`, if that is a line of the job's own code as far as the traceback shows; else ""."""
-    for file, line, name in _TRACEBACK_FRAME.findall(crash.traceback):
-        frame = Frame(name, file, int(line))
-        if frame.short == crash.where:
-            return crash.where if frames.is_user(frame) else ""
-    return crash.where
 
 
 def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Finding | None:
@@ -122,7 +38,7 @@ def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Fi
     if process is None:
         return None
     if process.exit_code is not None or not process.alive or process.state in ("Z", "X"):
-        return _dead(rank, state)
+        return dead(rank, state)
     kind, lasted, looks = letter(state, rank.rank, now)
     stack = rank.stack
     at = frames.where(stack.main) if stack else ""
@@ -141,40 +57,6 @@ def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Fi
             evidence=(f"pid {process.pid} has been in state D{where} for {lasted:.0f} s; SIGKILL has no effect until the kernel answers",),
         )  # fmt: skip
     return None
-
-
-def _dead(rank: RankState, state: State) -> Finding:
-    process = rank.process
-    code = process.exit_code if process else None
-    crash = rank.crash
-    at = place(crash) if crash else frames.where(rank.stack.main) if rank.stack else ""
-    if code is None:
-        lines = ("its process is gone, the exit code is not known yet",)
-        return Finding(rank.rank, "exited", "unknown", "its process is gone", at, "at_once", evidence=lines, confidence="likely")
-    name = signal_name(code)
-    raised = failed_join(rank, state)
-    if raised is not None and code and name != "SIGKILL":
-        text = said(raised)
-        domain: Domain = "network" if _CONNECTS.search(f"{raised.type}: {raised.message}") else crash_domain(raised.type, raised.message)
-        says = f"it failed in init_process_group: {text}"
-        return Finding(rank.rank, "crashed", domain, says, place(raised) or at, "at_once", evidence=(f"exit code {code}", f"init_process_group raised {text}"))
-    if crash is not None and name not in ("SIGKILL",):
-        text = said(crash)
-        return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", at, "at_once", evidence=(f"exit code {code}", text))
-    if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"):
-        domain = "node" if name == "SIGBUS" else "unknown"
-        return Finding(rank.rank, "crashed", domain, f"it died of {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no Python exception",))
-    if name == "SIGKILL" and process is not None and process.oom_killed:
-        return Finding(
-            rank.rank, "oom_killed", "node", "it was killed by the kernel: its memory cgroup had none left", at, "at_once",
-            evidence=(f"exit code {code} (SIGKILL)", "the memory cgroup's count of out-of-memory kills rose with it"),
-        )  # fmt: skip
-    if name:
-        domain = "node" if name == "SIGKILL" else "scheduler"
-        return Finding(rank.rank, "killed", domain, f"it was killed by {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no traceback",))
-    return Finding(
-        rank.rank, "exited", "user_code", f"it ended with exit code {code}", at, "at_once", evidence=(f"exit code {code}, no exception seen",), exit_code=code
-    )  # fmt: skip
 
 
 def _compiling(rank: RankState, since: float, watch: Watch | None, state: State, now: float) -> Finding | None:
@@ -240,120 +122,10 @@ def _gil(rank: RankState, since: float, now: float, limits: Limits) -> Finding |
     )  # fmt: skip
 
 
-def _by_stack(rank: RankState, since: float, state: State, now: float) -> Finding:
-    stack = fresh_stack(rank, since)
-    if stack is None:
-        why = f"stack of rank {rank.rank}" + (f" ({rank.stack.error})" if rank.stack is not None and rank.stack.error else "")
-        return Finding(rank.rank, "not_entered", "user_code", "", "", missing_evidence=(why,), confidence="likely")
-    at = frames.where(stack.main)
-    seen = frames.recognise(stack)
-    watch = state.watches.get(rank.rank)
-    lines = [f"main thread in {stack.main[0].short}" + (f", called from {at}" if at and at != stack.main[0].short else "")]
-    if watch and watch.looks:
-        seen_s = f"progress: {watch.why}, {now - watch.last_progress:.0f} s ago" if watch.last_progress else ""
-        lines.append(seen_s or f"no progress seen: {watch.busy_ratio or 0:.1%} of a core, same stack")
-    here = frames.innermost(stack.main)
-    # where a rank is does not tell whether it will come
-    plain = Finding(rank.rank, "not_entered", "user_code", f"it is in {here}" if here else "", at, evidence=tuple(lines), confidence="likely")
-    if seen is None and frames.at_the_end(stack):
-        return replace(plain, says="its script has ended, and Python waits for a thread that does not", evidence=(*lines, *_threads(stack)))
-    if seen is None:
-        return plain
-    if seen.kind == "debugger":
-        return replace(plain, cause="debugger", says=f"it is in a debugger ({seen.frame.short})", limit="never", confidence="certain")
-    if seen.kind == "data_loading":
-        workers = children(stack)
-        own = frames.user_frames(stack.main[: stack.main.index(seen.frame)])  # num_workers=0: the dataset's own code runs below the loader's
-        domain: Domain = "user_code" if own or any(frames.user_frames(child.main) for child in stack.subprocesses) else "storage"
-        says = f"it waits for its next batch in {seen.frame.short}" + (f", called from {at}" if at else "")
-        if own:
-            says = f"it makes its next batch itself, in {at}"
-        return replace(plain, cause="data_loading", domain=domain, says=says, evidence=(*lines, *workers))
-    if seen.kind == "checkpointing":
-        says = f"it reads or writes a checkpoint in {seen.frame.short}" + (f", called from {at}" if at else "")
-        return replace(plain, cause="checkpointing", domain="storage", says=says, limit="io", confidence="certain")
-    if seen.kind == "external_io":
-        says = f"it waits for something outside the job in {seen.frame.short}" + (f", called from {at}" if at else "")
-        return replace(plain, cause="external_io", domain="network", says=says, limit="io", confidence="certain")
-    return plain
-
-
-def children(stack: Stack | None) -> tuple[str, ...]:
-    """What the sampled children of a rank do: data-loader or compile workers."""
-    lines = []
-    for child in (stack.subprocesses if stack else ())[:4]:
-        at = frames.where(child.main)
-        doing = "is asleep" if not any(thread.active for thread in child.threads) else "runs"
-        lines.append(
-            f"child pid {child.pid} {doing}"
-            + (f" in {child.main[0].short}" if child.main else "")
-            + (f", called from {at}" if at and at != child.main[0].short else "")
-        )
-    return tuple(lines)
-
-
-def _threads(stack: Stack) -> tuple[str, ...]:
-    """Threads of the job's own beside the main one."""
-    found = (
-        (thread.name, frames.innermost(thread.frames)) for thread in stack.threads[1:] if frames.user_frames(thread.frames) or thread.name.startswith("Thread-")
-    )
-    return tuple(f"thread {name} is in {at}" for name, at in found if at)[:4]
-
-
-def first_line(text: str, width: int = 200) -> str:
-    line = next((part.strip() for part in text.splitlines() if part.strip()), "")
-    if len(line) <= width:
-        return line
-    cut = line[: width - 3]
-    if not line[len(cut)].isspace():  # in the middle of a word: without it, unless it is nearly all there is
-        short = cut.rpartition(" ")[0]
-        cut = short if len(short) >= width // 2 else cut
-    return cut.rstrip() + "..."
-
-
-def said(crash: Crash) -> str:
-    """`ValueError: bad batch`, the message's first line."""
-    return f"{crash.type}: {text}" if (text := first_line(crash.message)) else crash.type
-
-
 def _at_of_frame(frame: str) -> str:
     """`model.py:31:forward` from the compile probe's `forward@model.py:31`."""
     name, _, place = frame.partition("@")
     return f"{place.rsplit('/', 1)[-1]}:{name}" if place else frame
-
-
-_STORAGE = (
-    "No space left on device", "Stale file handle", "Input/output error", "Disk quota exceeded",
-    "Read-only file system", "Remote I/O error", "Transport endpoint",
-)  # fmt: skip
-_NODE = (
-    "uncorrectable ECC",
-    "CUDA error",
-    "unspecified launch failure",
-    "hardware",
-    "NVLink",
-    "Xid",
-    "GPU has fallen off",
-    "Bus error",
-    "Cannot allocate memory",
-)
-_IN_INIT = "in init_process_group\n"
-_UNSAID = Crash("an exception", "")
-_TRACEBACK_FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
-_CONNECTS = re.compile(r"connect|socket|getaddrinfo|name resolution|host ?name|timed out|distnetworkerror|diststoreerror", re.IGNORECASE)
-_NETWORK = ("NCCL error", "ncclSystemError", "ncclRemoteError", "ibv_", "vendor err", "No route to host", "Network is unreachable", "DistNetworkError")
-
-
-def crash_domain(type_name: str, message: str) -> Domain:
-    """Where the trouble lies, by the words of an exception. A device-side assert and an out-of-memory are the user's."""
-    text = f"{type_name}: {message}"
-    if any(word in text for word in _STORAGE):
-        return "storage"
-    if "device-side assert" in text or "out of memory" in text:
-        return "user_code"
-    if any(word in text for word in _NETWORK):
-        return "network"
-    return "node" if any(word in text for word in _NODE) else "user_code"
 
 
 def frame_times(before: State, ranks: Mapping[int, RankState], now: float) -> tuple[dict[tuple[int, str], tuple[str, float]], dict[str, dict[int, float]]]:

@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass, replace
 
 from rankwatch.model import JobSnapshot, RankState, Verdict
-from rankwatch.monitor.diagnose import aborts, causes, words
-from rankwatch.monitor.diagnose.causes import Finding, signal_name
+from rankwatch.monitor.diagnose import aborts, causes, ends, words
+from rankwatch.monitor.diagnose.ends import signal_name
+from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.state import Death, State
 from rankwatch.monitor.diagnose.views import alive
 from rankwatch.monitor.policy import Limits
@@ -180,7 +181,7 @@ def _of_victims(
     bad: Mapping[int, Death], key: str,
 ) -> Judged:  # fmt: skip
     hung = [verdict for trouble in state.troubles if (verdict := trouble.verdict) is not None and verdict.verdict in ("stuck", "timeout_imminent")]
-    unjoined = {rank: death for rank, death in victims.items() if causes.failed_join(ranks[rank], state) is not None}
+    unjoined = {rank: death for rank, death in victims.items() if ends.failed_join(ranks[rank], state) is not None}
     told = [each for each in hung if not each.culprit_ranks or not unjoined.keys() >= set(each.culprit_ranks)]
     if state.frozen or any({*each.culprit_ranks, *each.waiting_ranks} & set(victims) for each in told):
         return Judged(None)  # they died of a hang that has its own verdict
@@ -227,13 +228,13 @@ def _of_joins(
     if not snapshot.final and snapshot.now - min(death.seen_at for death in ordered) < _SAME_DEATH_S:
         return Judged(None, held=True)
     partial = len(ranks) < snapshot.world_size
-    raised = causes.failed_join(ranks[ordered[0].rank], state)
+    raised = ends.failed_join(ranks[ordered[0].rank], state)
     if raised is not None and _TIMED_OUT.search(f"{raised.type}: {raised.message}"):
         if partial:
             return None
         late = tuple(sorted(other.rank for other in ranks.values() if _had_not_come(other, state)))
         if late:
-            finding = Finding(late[0], "store_wait", "user_code", limit="at_once", evidence=(causes.said(raised),), confidence="likely")
+            finding = Finding(late[0], "store_wait", "user_code", limit="at_once", evidence=(ends.said(raised),), confidence="likely")
             verdict = _verdict(finding, late, ordered[0].at, snapshot, ranks, bad, key)
             text = f"{words.ranks_text(late)} had not called init_process_group when that of {words.ranks_text(unjoined)} timed out"
             return Judged(replace(verdict, summary=text))
@@ -284,7 +285,7 @@ def _verdict(
     for rank in victims[:4]:
         crash = ranks[rank].crash
         evidence.append(
-            f"rank {rank} is a consequence: " + (f"{crash.type}: {causes.first_line(crash.message, 120)}" if crash else f"exit code {bad[rank].code}")
+            f"rank {rank} is a consequence: " + (f"{crash.type}: {ends.first_line(crash.message, 120)}" if crash else f"exit code {bad[rank].code}")
         )
     if len(victims) > 4:
         evidence.append(f"and so are ranks {compress(victims[4:])}")

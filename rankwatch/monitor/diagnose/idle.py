@@ -9,8 +9,8 @@ from statistics import median
 
 from rankwatch.model import RankState, Verdict, Want
 from rankwatch.monitor.diagnose import frames, words
-from rankwatch.monitor.diagnose.hangs import Scene
 from rankwatch.monitor.diagnose.progress import progresses
+from rankwatch.monitor.diagnose.scene import Scene
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import JobSnapshot, RankState, Verdict, Want
-from rankwatch.monitor.diagnose import causes, deaths, graph, hangs, idle, lateness, pairing, progress, waits, wants
+from rankwatch.monitor.diagnose import causes, deaths, ends, graph, hangs, idle, lateness, pairing, progress, waits, wants
 from rankwatch.monitor.diagnose import frames as stack_frames
 from rankwatch.monitor.diagnose.graph import Hang
-from rankwatch.monitor.diagnose.hangs import Scene
+from rankwatch.monitor.diagnose.scene import Scene
 from rankwatch.monitor.diagnose.state import State, Trouble, Watch, age
 from rankwatch.monitor.diagnose.views import alive, build, fresh_ranks
 from rankwatch.monitor.diagnose.waits import Wait
+from rankwatch.monitor.diagnose.work import fresh_stack
 from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
         state = State(attempt=snapshot.attempt, minted=state.minted)
     ranks, offsets = fresh_ranks(snapshot, limits.report_stale_s)
     state = _clocks(state, snapshot, limits)
-    state = replace(state, letters=_letters(state, ranks, now), joins_failed=causes.joins_failed(state, ranks))
+    state = replace(state, letters=_letters(state, ranks, now), joins_failed=ends.joins_failed(state, ranks))
     running, frame_times = causes.frame_times(state, ranks, now)
     known_deaths = deaths.observe(state, snapshot, ranks)
     if snapshot.ending and state.ending_at is None:
@@ -133,7 +134,7 @@ def _not_blocked(hang: Hang, found: Sequence[Wait], ranks: Mapping[int, RankStat
         return []
     since = min(found[index].since for index in hang.waits)
     nccl = any("nccl" in found[index].backend for index in hang.waits)
-    sits = {rank: stack_frames.blocked(causes.fresh_stack(ranks[rank], since)) for rank in hang.cycle}
+    sits = {rank: stack_frames.blocked(fresh_stack(ranks[rank], since)) for rank in hang.cycle}
     if any(sits.values()) and not nccl:  # an NCCL waiter sits in a stream wait that Python frames do not show
         loose = [rank for rank, blocked in sits.items() if blocked is False]
         return loose if len(loose) < len(hang.cycle) else []

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rankwatch.model import Verdict, WaitedOn
 from rankwatch.monitor.diagnose import words
-from rankwatch.monitor.diagnose.hangs import Scene
+from rankwatch.monitor.diagnose.scene import Scene
 from rankwatch.monitor.diagnose.state import Lateness
 from rankwatch.monitor.diagnose.views import View
 

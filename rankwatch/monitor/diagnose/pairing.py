@@ -10,7 +10,7 @@ from collections import Counter
 
 from rankwatch.model import Collective, Verdict, WaitedOn, Want
 from rankwatch.monitor.diagnose import mismatch, words
-from rankwatch.monitor.diagnose.hangs import Scene
+from rankwatch.monitor.diagnose.scene import Scene
 from rankwatch.monitor.diagnose.state import Lead
 from rankwatch.monitor.diagnose.views import View
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwatch.model import Want
 from rankwatch.monitor.diagnose.graph import Hang
-from rankwatch.monitor.diagnose.hangs import Ruling, Scene
+from rankwatch.monitor.diagnose.scene import Ruling, Scene
 from rankwatch.monitor.diagnose.state import Trouble
 from rankwatch.monitor.diagnose.views import View, alive
 from rankwatch.monitor.diagnose.waits import Wait

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.model import Cause, JobSnapshot, RankState, WaitedOn
-from rankwatch.monitor.diagnose.causes import Finding
+from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.waits import Wait
 from rankwatch.wire.ranks import compress
 

@@ -1,0 +1,159 @@
+"""Ranks that have come, but to different things, or that are all in and get no further."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankwatch.model import Confidence, VerdictName
+from rankwatch.monitor.diagnose import causes, frames, mismatch, words
+from rankwatch.monitor.diagnose.absent import level_of
+from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
+from rankwatch.monitor.diagnose.graph import Hang
+from rankwatch.monitor.diagnose.scene import Picture, Scene
+from rankwatch.monitor.diagnose.waits import Wait
+from rankwatch.monitor.diagnose.work import fresh_stack
+from rankwatch.monitor.policy import Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def mismatched(wait: Wait, scene: Scene) -> Picture:
+    found = wait.mismatch
+    assert found is not None
+    at = wait.view.at_frontier() if wait.view else {}
+    confidence: Confidence = "certain" if not wait.unread else "likely"
+    if not found.majority and found.differs in ("number of elements", "dtype"):
+        histories = [scene.ranks[rank].collectives for rank in at]
+        if odd := mismatch.by_habit(found, {rank: mismatch.usual(entry, histories) for rank, entry in at.items()}):
+            found = wait.mismatch = replace(found, culprits=odd, majority=True)
+            confidence = "likely"
+    habits = {rank: mismatch.habit(scene.ranks[rank].collectives[-200:], at[rank]) for rank in sorted(at)[:8] if rank in scene.ranks} if len(at) <= 8 else {}
+    sides = [f"{words.ranks_text(ranks)} {words.verb(ranks, 'calls', 'call')} {text}" for text, ranks in reversed(found.classes)][:4]
+    where = f"#{wait.seq} of {wait.label}" if wait.kind == "collective" else wait.label
+    says = (
+        f"different {found.differs if found.differs != 'operation' else 'operations'} at {where}: " + ", ".join(sides) + f"; for {scene.age(wait.since):.0f} s"
+    )
+    stack = fresh_stack(scene.ranks[found.culprits[0]], wait.since) if found.culprits[0] in scene.ranks else None
+    evidence = mismatch.evidence(found, where, habits)
+    for rank in found.culprits[:4]:
+        sample = fresh_stack(scene.ranks[rank], wait.since)
+        if sample is not None and (line := frames.innermost(sample.main)):
+            evidence = (*evidence, f"rank {rank} calls it from {line}")
+    complete = not wait.unread or scene.age(wait.since) >= limits_read(scene.limits)
+    mark = ("mismatch", found.culprits) if complete else ("mismatch", "reading", scene.now)
+    finding = Finding(found.culprits[0], "mismatch", "user_code")
+    return Picture(
+        "stuck", "mismatch", "user_code", found.culprits, wait, says, frames.where(stack.main) if stack else "", evidence, (), confidence, mark, finding
+    )
+
+
+def limits_read(limits: Limits) -> float:
+    """Age of a wait up to which the recorders of all members are waited for before sides are counted."""
+    return limits.settle_s + 2.0
+
+
+def deadlock(hang: Hang, waits: Sequence[Wait], wait: Wait, scene: Scene) -> Picture:
+    lines, stacks = [], 0
+    inside = set(hang.cycle)
+    for index in hang.waits:
+        each = waits[index]
+        here, absent = sorted(inside.intersection(each.waiters)), sorted(inside.intersection(each.missing))
+        if here and absent:
+            lines.append(f"{words.ranks_text(here)} {words.verb(here, 'waits', 'wait')} in {words.place(each)} for {words.ranks_text(absent)}")
+    evidence = list(lines)
+    for rank in hang.cycle[:8]:
+        sample = fresh_stack(scene.ranks[rank], wait.since)
+        stacks += sample is not None
+        if sample is not None and (line := frames.innermost(sample.main)):
+            evidence.append(f"rank {rank} is in {line}")
+    waited = scene.age(wait.since)
+    ready = stacks == min(8, len(hang.cycle)) or waited >= scene.limits.stack_s
+    if any("nccl" in waits[index].backend for index in hang.waits):  # only CPU tells a waiter from the holder of a handle
+        looked = [rank for rank in hang.cycle if (watch := scene.state.watches.get(rank)) is not None and watch.looks]
+        ready = len(looked) == len(hang.cycle) or waited >= 3 * scene.limits.stack_s
+    mark = ("cycle", hang.cycle) if ready else ("cycle", "reading", scene.now)
+    if len({waits[index].name for index in hang.waits}) == 1:  # monitored_barrier against a collective: two calls of one group, no order of groups
+        return _one_group(hang, waits, wait, lines, tuple(evidence), mark, scene)
+    says = "groups wait for each other: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
+    return Picture("stuck", "group_order_deadlock", "user_code", hang.cycle, wait, says, evidence=tuple(evidence), mark=mark)
+
+
+def _one_group(
+    hang: Hang, waits: Sequence[Wait], wait: Wait, lines: Sequence[str], evidence: tuple[str, ...], mark: tuple[object, ...], scene: Scene
+) -> Picture:
+    sides = sorted((sorted(set(hang.cycle).intersection(waits[index].waiters)) for index in hang.waits), key=len)
+    culprits = tuple(sides[0]) if len(sides) == 2 and len(sides[0]) < len(sides[1]) else hang.cycle
+    stack = fresh_stack(scene.ranks[culprits[0]], wait.since)
+    says = f"different operations in {wait.label}: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
+    finding = Finding(culprits[0], "mismatch", "user_code")
+    return Picture(
+        "stuck", "mismatch", "user_code", culprits, wait, says, frames.where(stack.main) if stack else "", evidence, mark=mark, finding=finding,
+        confidence="certain" if len(culprits) < len(hang.cycle) else "likely",
+    )  # fmt: skip
+
+
+def all_in(wait: Wait, scene: Scene) -> Picture:
+    waited = scene.age(wait.since)
+    members = [rank for rank in wait.ranks if rank in scene.ranks and (wait.view is None or rank in wait.view.members or rank in wait.waiters)]
+    broken: dict[int, Finding] = {}
+    for rank in members:
+        finding = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now, scene.limits, in_collective=True)
+        if finding.cause != "unknown":
+            broken[rank] = finding
+    if wait.starting:
+        return _nobody_missing_at_start(wait, scene, waited)
+    if broken:
+        best = min(broken.values(), key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank))
+        culprits = tuple(sorted(rank for rank, finding in broken.items() if finding.cause == best.cause))
+        level = level_of(best, [(wait.since, wait.timeout_s, wait.first, wait.notice_s, wait.kind)], scene)
+        what = "is" if len(culprits) == 1 else "are"
+        says = f"{words.ranks_text(culprits)} {what} in {words.place(wait)} and cannot go on ({best.says}) for {waited:.0f} s"
+        return Picture(
+            "stuck" if level >= 2 else None, best.cause, best.domain, culprits, wait, says, best.at, best.evidence, best.missing_evidence, best.confidence,
+            (best.cause, culprits) if level == 3 else (), best,
+        )  # fmt: skip
+    if wait.unknown:
+        text = f"{words.ranks_text(wait.waiters)} {words.verb(tuple(wait.waiters), 'waits', 'wait')} in {words.place(wait)} for {waited:.0f} s"
+        text += "; who has not come is not among the ranks seen"
+        return Picture(None, "unknown", "unknown", (), wait, text, missing_evidence=(f"state of {words.ranks_text(wait.unknown)}",), confidence="partial")
+    limit = scene.limits.stuck_after_s(wait.timeout_s, first=True)
+    says = f"all ranks are in {words.place(wait)} and it does not complete for {waited:.0f} s"
+    evidence = [f"all {len(wait.ranks)} ranks have entered #{wait.seq} with equal operations: no divergence of the code"]
+    missing = [f"operations of {words.ranks_text(wait.unread)}"] if wait.unread else []
+    if wait.behind:
+        says += f"; {words.ranks_text(wait.behind)}: {wait.behind_why}"
+        evidence.append(f"{words.ranks_text(wait.behind)}: {wait.behind_why}")
+    elif wait.backend == "nccl":
+        missing.append("which device has started it (TORCH_NCCL_ENABLE_TIMING is off)")
+    return Picture(
+        "stuck" if waited >= limit else None,
+        "all_entered",
+        "network",
+        wait.behind,
+        wait,
+        says,
+        evidence=tuple(evidence),
+        missing_evidence=tuple(missing),
+        confidence="likely",
+    )
+
+
+def _nobody_missing_at_start(wait: Wait, scene: Scene, waited: float) -> Picture:
+    who = tuple(sorted(wait.waiters))
+    if wait.unknown:
+        text = f"{words.ranks_text(who)} {words.verb(who, 'waits', 'wait')} in {wait.label} for {waited:.0f} s; who has not come is not among the ranks seen"
+        return Picture(None, "store_wait", "unknown", (), wait, text, missing_evidence=(f"state of {words.ranks_text(wait.unknown)}",), confidence="partial")
+    text = f"no rank is missing in {wait.label}, and it does not complete for {waited:.0f} s"
+    level: VerdictName | None = "stuck" if waited >= scene.limits.startup_stuck_s else None
+    return Picture(
+        level,
+        "store_wait",
+        "network",
+        (),
+        wait,
+        text,
+        evidence=("every rank has called it: the store or the connections between ranks do not come about",),
+        confidence="likely",
+    )

@@ -1,0 +1,63 @@
+"""What every rule looks at, and what a rule makes of a hang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankwatch.model import Cause, Confidence, Domain, JobSnapshot, RankState, Verdict, VerdictName
+from rankwatch.monitor.diagnose.finding import Finding
+from rankwatch.monitor.diagnose.state import State, age
+from rankwatch.monitor.diagnose.waits import Wait
+from rankwatch.monitor.policy import Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Clock = tuple[float, float | None, bool, float, str]  # since, timeout, first collective, notice, kind of the wait
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What is said of a hang at this look. mark: the unhealable evidence, () if there is none; equal marks in two looks agree."""
+
+    verdict: Verdict | None
+    culprits: tuple[int, ...]
+    since: float
+    deadline: float | None
+    mark: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What every rule looks at."""
+
+    state: State
+    snapshot: JobSnapshot
+    ranks: Mapping[int, RankState]
+    limits: Limits
+
+    @property
+    def now(self) -> float:
+        return self.snapshot.now
+
+    def age(self, since: float) -> float:
+        return age(self.state.pauses, since, self.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A hang reduced to what a verdict needs, whichever rule made it."""
+
+    level: VerdictName | None
+    cause: Cause
+    domain: Domain
+    culprits: tuple[int, ...]
+    wait: Wait
+    says: str
+    at: str = ""
+    evidence: tuple[str, ...] = ()
+    missing_evidence: tuple[str, ...] = ()
+    confidence: Confidence = "certain"
+    mark: tuple[object, ...] = ()
+    finding: Finding | None = None
