@@ -53,7 +53,8 @@ NEW_GROUP = Target(
 )
 SPLIT_GROUP = Target("collectives", "torch.distributed.distributed_c10d", "split_group", ("parent_pg",))
 MONITORED_BARRIER = Target("collectives", "torch.distributed.distributed_c10d", "monitored_barrier", ("group", "timeout"))
-SET_TIMEOUT = Target("collectives", "torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout",))
+SET_TIMEOUT = Target("collectives", "torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout", "group"))
+EXTEND_TIMEOUT = Target("collectives", "torch.distributed.distributed_c10d", "_add_ephemeral_timeout_for_all_pgs", ("timeout",))
 GRAPH_RECORD = Target("cudagraph", "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.record_function", ("self", "new_inputs", "function_id"))
 GRAPH_EAGER = Target("cudagraph", "torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.run_eager", ("self", "new_inputs", "function_id"))
 GRAPH_SKIP = Target("cudagraph", "torch._inductor.cudagraph_utils", "log_cudagraph_skip_and_bump_counter", ("msg",))
@@ -74,6 +75,7 @@ TARGETS = (
     SPLIT_GROUP,
     MONITORED_BARRIER,
     SET_TIMEOUT,
+    EXTEND_TIMEOUT,
     GRAPH_RECORD,
     GRAPH_EAGER,
     GRAPH_SKIP,
@@ -160,6 +162,19 @@ def timeout_s(group: Any) -> float | None:
             continue
         return float(timeout.total_seconds())
     return None
+
+
+def default_timeout_s(c10d: Any, backend: str = "gloo") -> float | None:
+    """What torch takes where no timeout is given: 10 minutes for plain "nccl", 30 minutes for every other backend. None when torch does not tell."""
+    timeout = getattr(c10d, "default_pg_nccl_timeout" if backend.lower() == "nccl" else "default_pg_timeout", None)
+    return seconds_of(timeout)
+
+
+def seconds_of(timeout: Any) -> float | None:
+    """A timeout as callers give it, a timedelta or (monitored_barrier) a number, in seconds; None for anything else."""
+    if hasattr(timeout, "total_seconds"):
+        return float(timeout.total_seconds())
+    return float(timeout) if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) else None
 
 
 def active_ddp(torch_distributed_nn: Any) -> Any:

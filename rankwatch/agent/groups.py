@@ -1,6 +1,8 @@
 """The `groups` record: every process group of torch's registry, with its ranks, timeout and generation.
 
 A group that is destroyed and made again under its name gets the next generation: sequence numbers start anew then.
+Timeouts come with the line that set them (`set_at`), and with the extensions that torch gives NCCL groups for a while (Inductor, after a
+compile that the cache has saved): those are in no recorder entry.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+MAX_EXTENSIONS = 8
+
+
 class Groups:
     """Follows torch's registry. `publish` gets the record whenever something changed; no group is kept alive by this."""
 
@@ -26,6 +31,9 @@ class Groups:
         self._live: dict[str, tuple[int, dict[str, Any]]] = {}  # name -> (id of the group object, its entry)
         self._generations: dict[str, int] = {}
         self._given: dict[str, tuple[str, float | None]] = {}  # what the caller asked for, until torch's registry tells
+        self._set_at: dict[str, str] = {}  # name -> line of the job that has set its timeout
+        self._extensions: list[list[float]] = []  # [seconds, wall_ns], newest last
+        self._joining: tuple[float | None, str] = (None, "")  # timeout of init_process_group, and its line
         self._shown: dict[str, Any] | None = None
 
     @property
@@ -33,10 +41,16 @@ class Groups:
         """Whether a group is being created right now: torch's status must not be read meanwhile."""
         return self._creating is not None
 
-    def creation_starts(self, name: str, ranks: Sequence[int], timeout_s: float | None) -> None:
+    def join_starts(self, timeout_s: float | None, set_at: str) -> None:
+        """init_process_group has been called with this timeout, on this line of the job."""
+        self._joining = (timeout_s, set_at)
+        self.refresh()
+
+    def creation_starts(self, name: str, ranks: Sequence[int], timeout_s: float | None, set_at: str = "") -> None:
         """A group of `ranks` (global) is about to be created."""
         self._creating = name
         self._given[name] = (compress(ranks), timeout_s)
+        self._set_at[name] = set_at
         self.refresh()
 
     def creation_ends(self) -> None:
@@ -44,21 +58,41 @@ class Groups:
         self._creating = None
         self.refresh()
 
+    def timeout_changed(self, group: Any, set_at: str) -> None:
+        """A group's timeout (of `group` as callers give it) was set anew on this line."""
+        if name := self.name_of(group):
+            self._set_at[name] = set_at
+        self.refresh()
+
+    def extended(self, seconds: float) -> None:
+        """torch has lengthened the timeout of what NCCL groups issue from now on, until the first of that has completed."""
+        if any("nccl" in entry["backend"] for _identity, entry in self._live.values()):
+            found = [*self._extensions, [seconds, time.time_ns()]]
+            if len(found) > MAX_EXTENSIONS:  # the two oldest as one: none of the seconds is lost
+                found = [[found[0][0] + found[1][0], found[1][1]], *found[2:]]
+            self._extensions = found
+            self.refresh()
+
     def refresh(self) -> None:
         """Look at torch's registry and publish if it differs from what was shown. A few microseconds a group."""
         names = dict(self._world.pg_names)
         for name in set(self._live) - {str(name) for name in names.values()}:
             del self._live[name]
             self._given.pop(name, None)
+            self._set_at.pop(name, None)
         for group, name in names.items():
             self._follow(group, str(name))
         # the default group first: should the record be too long, its end is what is left out
         entries = sorted((entry for _identity, entry in self._live.values()), key=lambda entry: (entry["desc"] != "default_pg", entry["created_wall_ns"]))
         creating = self._creating
-        made_of = self._given[creating][0] if creating is not None and creating in self._given else ""
-        record = {"creating": creating, "creating_ranks": made_of, "total": len(entries), "groups": entries}
+        made_of, made_timeout_s = self._given.get(creating, ("", None)) if creating is not None else ("", None)
+        record = {
+            "creating": creating, "creating_ranks": made_of, "creating_timeout_s": made_timeout_s,
+            "creating_set_at": self._set_at.get(creating, "") if creating is not None else "", "join_timeout_s": self._joining[0],
+            "join_set_at": self._joining[1], "extensions": self._extensions, "total": len(entries), "groups": entries,
+        }  # fmt: skip
         if record != self._shown:
-            self._shown = {**record, "groups": [dict(entry) for entry in entries]}
+            self._shown = {**record, "groups": [dict(entry) for entry in entries]}  # the list of extensions is never changed in place
             self._publish(record)
 
     def name_of(self, group: Any) -> str:
@@ -89,6 +123,7 @@ class Groups:
         given_ranks, given_timeout_s = self._given.get(name, ("", None))
         entry["ranks"] = compress(ranks) if ranks else given_ranks
         entry["timeout_s"] = compat.timeout_s(group) or given_timeout_s
+        entry["set_at"] = self._set_at.get(name, "")
 
     def _backend_of(self, group: Any) -> str:
         found = self._world.pg_map.get(group)

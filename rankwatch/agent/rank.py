@@ -40,6 +40,7 @@ class Rank:
         self.stage = "armed"
         self.stage_since_ns = time.monotonic_ns()
         self.barrier: dict[str, Any] | None = None  # the newest monitored_barrier
+        self.join: dict[str, Any] | None = None  # the call of init_process_group that is under way
         self.failed = False  # an exception ends this process
         self.socket = ""
         self.torch_version = "?"
@@ -97,7 +98,7 @@ class Rank:
 
     def show_stage(self, exception: dict[str, Any] | None = None) -> None:
         """Write the lifecycle record as it is now."""
-        record = {"stage": self.stage, "since_mono_ns": self.stage_since_ns, "exception": exception, "barrier": self.barrier}
+        record = {"stage": self.stage, "since_mono_ns": self.stage_since_ns, "exception": exception, "barrier": self.barrier, "join": self.join}
         self.slot.write_json("lifecycle", record)
 
     def exits(self) -> None:

@@ -40,10 +40,14 @@ THREAD_TEXTS = ("compile_id", "kind", "phase", "frame", "reason", "detail")
 _SIZES = {
     "owner": 1024,  # {pid, start_ticks, state: loaded|armed|claimed, rank, local_rank, world_size, attempt, ppid, python, torch, socket, wall_ns}
     "lifecycle": 4096,  # {stage: armed|joining|join_failed|joined|left|exiting, since_mono_ns, exception: {type, message, where, traceback}|null,
-    #                      barrier: {group, calls, inside, since_mono_ns, timeout_s}|null}: of monitored_barrier, which no recorder shows
+    #                      barrier: {group, calls, inside, since_mono_ns, timeout_s}|null: of monitored_barrier, which no recorder shows,
+    #                      join: {ours, rank, world_size, store, shared, reached, since_mono_ns}|null}: the init_process_group that is under way
     "probes": 2048,  # {probe: {status: armed|off|missing|failed, detail, errors}}
-    "groups": 24576,  # {creating: name|null, creating_ranks, groups: [{name, desc, backend, ranks: "0-3,7", timeout_s, generation, created_wall_ns}]}
-    "heartbeat": 8192,  # torch's status-only recorder JSON (gloo), as torch wrote it, or {}; the last one of a crash adds `entries`; mono_ns is the beat
+    "groups": 24576,  # {creating: name|null, creating_ranks, creating_timeout_s, creating_set_at, join_timeout_s, join_set_at,
+    #                    extensions: [[seconds, wall_ns]] of NCCL timeouts,
+    #                    groups: [{name, desc, backend, ranks: "0-3,7", timeout_s, set_at, generation, created_wall_ns}]}
+    "heartbeat": 8192,  # torch's status-only recorder JSON (gloo), as torch wrote it, or {}; the last one of a crash adds `entries`; mono_ns is the beat;
+    #                    ahead of it `handling`, the exception that the main thread handles, where there is one: {type, message, where, wall_ns}
     "steps": 256,  # {count, last_mono_ns, last_s, explicit}
     "compile": 4096,  # totals since start, see agent/probes/compile.py
     "ddp": 4096,  # last split, see agent/probes/ddp.py

@@ -174,3 +174,39 @@ def test_last_words_hold_the_newest_entries_that_fit() -> None:
     assert len(short) <= 300
     assert [entry["collective_seq_id"] for entry in json.loads(short)["entries"]] == [29, 30]
     assert with_entries(status, b'{"entries":[]}', 8000) == status
+
+
+def test_the_line_that_set_a_timeout_is_told_and_goes_with_its_group() -> None:
+    world = World()
+    followed, shown = groups(world)
+    followed.join_starts(900.0, "train.py:9:main")
+    assert (shown[-1]["join_timeout_s"], shown[-1]["join_set_at"]) == (900.0, "train.py:9:main")
+    followed.creation_starts("1", [0, 1], 60.0, "train.py:12:main")
+    assert (shown[-1]["creating_timeout_s"], shown[-1]["creating_set_at"]) == (60.0, "train.py:12:main")
+    group = world.add("1", [0, 1])
+    followed.creation_ends()
+    assert (shown[-1]["creating_timeout_s"], shown[-1]["creating_set_at"]) == (None, "")
+    assert shown[-1]["groups"][0]["set_at"] == "train.py:12:main"
+    followed.timeout_changed(group, "train.py:40:epoch")
+    assert shown[-1]["groups"][0]["set_at"] == "train.py:40:epoch"
+    followed.timeout_changed(object(), "train.py:41:epoch")
+    world.remove(group)
+    followed.refresh()
+    world.add("1", [0, 1])
+    followed.refresh()
+    assert shown[-1]["groups"][0]["set_at"] == ""
+
+
+def test_extensions_are_told_where_nccl_is_and_keep_their_sum() -> None:
+    world = World()
+    followed, shown = groups(world)
+    world.add("0", [0, 1], backend="gloo")
+    followed.refresh()
+    followed.extended(30.0)
+    assert shown[-1]["extensions"] == []
+    world.add("1", [0, 1], backend="nccl")
+    followed.refresh()
+    for _ in range(12):
+        followed.extended(30.0)
+    assert len(shown[-1]["extensions"]) == 8
+    assert sum(seconds for seconds, _wall_ns in shown[-1]["extensions"]) == 360.0

@@ -10,12 +10,14 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 
 from rankwatch.agent import compat, ownership, worker_server
 from rankwatch.agent.crash import calling, described
 from rankwatch.agent.groups import Groups
 from rankwatch.agent.guard import Probe, guarded, here
+from rankwatch.agent.handling import Handling
 from rankwatch.wire import env
 
 TYPE_CHECKING = False
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from rankwatch.agent.rank import Rank
 
 BEAT_S = 0.5
+_HANDLED_BYTES = 800  # kept free in the heartbeat's record for what the main thread handles
 _STOP_S = 1.0
-_TIMEOUT_LOOK_BEATS = 20
+_TIMEOUT_LOOK_BEATS = 4  # ProcessGroup.set_timeout is C++: nothing can be wrapped there
 
 
 def arm(rank: Rank, probe: Probe, c10d: Any) -> None:
@@ -45,7 +48,8 @@ def arm(rank: Rank, probe: Probe, c10d: Any) -> None:
         (compat.DESTROY_GROUP, membership.wrap_destroy),
         (compat.NEW_GROUP, membership.wrap_creation),
         (compat.SPLIT_GROUP, membership.wrap_split),
-        (compat.SET_TIMEOUT, membership.wrap_refresh),
+        (compat.SET_TIMEOUT, membership.wrap_timeout),
+        (compat.EXTEND_TIMEOUT, membership.wrap_extension),
         (compat.MONITORED_BARRIER, membership.wrap_barrier),
     ):
         function, reason = target.find(c10d)
@@ -65,13 +69,15 @@ class _Membership:
         self._beat: _Heartbeat | None = None
         self._notes: list[str] = []
         self._meetings: dict[str, int] = {}  # group -> calls of monitored_barrier
+        self._sees_creation = False
         self._world, reason = compat.world(c10d)
         if reason:
             self._notes.append(f"no list of groups: {reason}")
         guard = guarded(probe)
         self._entering, self._entered, self._failed = guard(self._entering), guard(self._entered), guard(self._failed)  # type: ignore[method-assign]
-        self._left, self._refresh = guard(self._left), guard(self._refresh)  # type: ignore[method-assign]
+        self._left, self._timeout_set, self._extended = guard(self._left), guard(self._timeout_set), guard(self._extended)  # type: ignore[method-assign]
         self._creating, self._created = guard(self._creating), guard(self._created)  # type: ignore[method-assign]
+        self._elsewhere_ends = guard(self._elsewhere_ends)  # type: ignore[method-assign]
         self._meeting, self._met = guard(self._meeting), guard(self._met)  # type: ignore[method-assign]
         rank.on_exit.append(self._stop)
 
@@ -86,9 +92,13 @@ class _Membership:
             except BaseException as error:
                 if ours:
                     self._failed(error)
+                else:
+                    self._elsewhere_ends()
                 raise
             if ours:
                 self._entered()
+            else:
+                self._elsewhere_ends()
             return result
 
         return init_process_group
@@ -104,6 +114,8 @@ class _Membership:
         return destroy_process_group
 
     def wrap_creation(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        self._sees_creation = True
+
         @functools.wraps(create)
         def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
             self._creating(args, kwargs)
@@ -125,15 +137,24 @@ class _Membership:
 
         return split_group
 
-    def wrap_refresh(self, change: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_timeout(self, change: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(change)
-        def changed(*args: Any, **kwargs: Any) -> Any:
+        def _set_pg_timeout(*args: Any, **kwargs: Any) -> Any:
             try:
                 return change(*args, **kwargs)
             finally:
-                self._refresh()
+                self._timeout_set(args, kwargs)
 
-        return changed
+        return _set_pg_timeout
+
+    def wrap_extension(self, extend: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(extend)
+        def _add_ephemeral_timeout_for_all_pgs(*args: Any, **kwargs: Any) -> Any:
+            result = extend(*args, **kwargs)
+            self._extended(args, kwargs)
+            return result
+
+        return _add_ephemeral_timeout_for_all_pgs
 
     def wrap_barrier(self, barrier: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(barrier)
@@ -155,14 +176,28 @@ class _Membership:
         given = {**dict(zip(compat.INIT_GROUP.parameters, args)), **kwargs}  # noqa: B905 - fewer arguments than parameters
         asked_rank, asked_world = given.get("rank", -1), given.get("world_size", -1)
         started = self._rank.environ
-        if ownership.joins_another_world(started, asked_rank, asked_world) or any(os.environ.get(name, value) != value for name, value in started.items()):
+        elsewhere = ownership.joins_another_world(started, asked_rank, asked_world)
+        elsewhere = elsewhere or any(os.environ.get(name, value) != value for name, value in started.items())
+        join = {
+            "ours": not elsewhere, "rank": _number(asked_rank, "RANK"), "world_size": _number(asked_world, "WORLD_SIZE"), "store": _store(given),
+            "shared": os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and given.get("store") is None, "since_mono_ns": time.monotonic_ns(),
+            "reached": False if self._sees_creation else None,
+        }  # fmt: skip
+        if elsewhere:  # it may be a world of the job's own; where all are in such a call, it is the job's own mistake
+            self._rank.join = join
+            self._rank.show_stage()
             return False
         if not self._rank.claim():
             return False
+        self._rank.join = join
         if self._watch and self._world is not None and self._groups is None:
             self._groups = Groups(self._world, lambda record: self._rank.slot.write_json("groups", record))
             self._rank.on_claim.append(self._groups.forget)
         self._meetings, self._rank.barrier = {}, None
+        if self._groups is not None:
+            backend = str(given.get("backend") or ("nccl" if "cuda" in str(given.get("device_id") or "") else ""))
+            asked_s = compat.seconds_of(given.get("timeout"))
+            self._groups.join_starts(asked_s if asked_s is not None else compat.default_timeout_s(self._c10d, backend), calling())
         self._rank.enter("joining")
         return True
 
@@ -175,6 +210,7 @@ class _Membership:
             if self._groups is not None:
                 self._groups.refresh()
             self._probe.report("armed", "; ".join(self._notes))
+        self._rank.join = None
         self._rank.enter("joined")
 
     def _failed(self, error: BaseException) -> None:
@@ -185,6 +221,11 @@ class _Membership:
         exception["where"] = calling() or exception["where"]
         self._rank.enter("join_failed", exception)
 
+    def _elsewhere_ends(self) -> None:
+        if self._rank.join is not None:
+            self._rank.join = None
+            self._rank.show_stage()
+
     def _left(self) -> None:
         if self._groups is not None:
             self._groups.refresh()
@@ -192,12 +233,14 @@ class _Membership:
             self._rank.enter("left")
 
     def _creating(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._rank.join is not None and not self._rank.join["reached"]:
+            self._rank.join["reached"] = True  # the store has answered; what follows is between the ranks
+            self._rank.show_stage()
         if self._groups is None or not self._rank.claimed:
             return
         given = {**dict(zip(compat.NEW_GROUP.parameters, args)), **kwargs}  # noqa: B905 - as above
         ranks = [int(rank) for rank in given.get("global_ranks_in_group") or range(int(given.get("group_size") or 0))]
-        timeout: Any = given.get("timeout")
-        self._groups.creation_starts(str(given.get("group_name", "?")), ranks, timeout.total_seconds() if hasattr(timeout, "total_seconds") else None)
+        self._groups.creation_starts(str(given.get("group_name", "?")), ranks, compat.seconds_of(given.get("timeout")), calling())
 
     def _created(self) -> None:
         if self._groups is not None and self._groups.creating:
@@ -209,11 +252,11 @@ class _Membership:
             return
         given = {**dict(zip(compat.MONITORED_BARRIER.parameters, args)), **kwargs}  # noqa: B905 - as above
         name = self._groups.name_of(given.get("group"))
-        timeout: Any = given.get("timeout")
+        asked_s = compat.seconds_of(given.get("timeout"))
         self._meetings[name] = self._meetings.get(name, 0) + 1
         self._rank.barrier = {
             "group": name, "calls": self._meetings[name], "inside": True, "since_mono_ns": time.monotonic_ns(),
-            "timeout_s": timeout.total_seconds() if hasattr(timeout, "total_seconds") else None,
+            "timeout_s": asked_s if asked_s is not None else compat.default_timeout_s(self._c10d),  # not the group's own
         }  # fmt: skip
         self._rank.show_stage()
 
@@ -222,9 +265,16 @@ class _Membership:
             self._rank.barrier["inside"] = False
             self._rank.show_stage()
 
-    def _refresh(self) -> None:
+    def _timeout_set(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._groups is not None:
-            self._groups.refresh()
+            given = {**dict(zip(compat.SET_TIMEOUT.parameters, args)), **kwargs}  # noqa: B905 - as above
+            self._groups.timeout_changed(given.get("group"), calling())
+
+    def _extended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = {**dict(zip(compat.EXTEND_TIMEOUT.parameters, args)), **kwargs}  # noqa: B905 - as above
+        seconds = compat.seconds_of(given.get("timeout"))
+        if self._groups is not None and seconds:
+            self._groups.extended(seconds)
 
     def _start_server(self) -> None:
         if self._server is not None:
@@ -262,6 +312,7 @@ class _Heartbeat:
         self._entries = compat.recorder_entries(c10d)
         self.notes = [f"no recorder status: {reason}"] if reason else []
         self._last = b"{}"
+        self._handling = Handling(threading.main_thread().ident or 0)
         self._asleep, self._running = _thread.allocate_lock(), _thread.allocate_lock()
         self._asleep.acquire()
         self._running.acquire()
@@ -291,7 +342,7 @@ class _Heartbeat:
                 except Exception as error:
                     self._probe.caught(error)
                 beats += 1
-                if self._asleep.acquire(timeout=BEAT_S):
+                if self._asleep.acquire(timeout=_until_next_beat_s()):
                     return
         finally:
             self._running.release()
@@ -300,11 +351,16 @@ class _Heartbeat:
         groups = self._groups
         if groups is None or not groups.creating:
             if self._status is not None:
-                self._last = shorten_status(self._status(), self._rank.slot.cursors["heartbeat"].payload_bytes)
+                self._last = shorten_status(self._status(), self._rank.slot.cursors["heartbeat"].payload_bytes - _HANDLED_BYTES)
             if groups is not None and beats % _TIMEOUT_LOOK_BEATS == 0:
                 groups.refresh()
-        self._rank.slot.write("heartbeat", self._last)
+        self._rank.slot.write("heartbeat", with_handled(self._last, self._handling.look()))
         self._rank.threads.sweep()
+
+
+def _until_next_beat_s() -> float:
+    """BEAT_S in the mean, never the same: the launcher samples by these beats whether a rank waits, and training steps are regular."""
+    return BEAT_S * (0.8 + 0.4 * (time.monotonic_ns() // 64 % 1009) / 1009)
 
 
 def shorten_status(status: bytes, limit: int) -> bytes:
@@ -320,6 +376,16 @@ def shorten_status(status: bytes, limit: int) -> bytes:
             break
         kept[key] = value
     return json.dumps({"pg_status": kept}, separators=(",", ":")).encode()
+
+
+def with_handled(status: bytes, handled: dict[str, Any] | None) -> bytes:
+    """The status JSON with `handling`, what the main thread handles; as it is where that is nothing."""
+    if handled is None or not status.startswith(b"{"):
+        return status
+    added = json.dumps({"handling": handled}, separators=(",", ":")).encode()
+    if len(added) > _HANDLED_BYTES:  # a message of other alphabets; four bytes a character at most
+        added = json.dumps({"handling": {**handled, "message": handled["message"][:20]}}, separators=(",", ":")).encode()
+    return added if status == b"{}" else added[:-1] + b"," + status[1:]
 
 
 LAST_ENTRIES = 16
@@ -341,6 +407,24 @@ def with_entries(status: bytes, recorder: bytes, limit: int) -> bytes:
             break
         record["entries"].insert(0, short)
     return json.dumps(record, separators=(",", ":")).encode() if record["entries"] else status
+
+
+def _number(given: object, name: str) -> int | None:
+    """Rank or world size of a call of init_process_group: the argument, else what the environment says."""
+    if isinstance(given, int) and given >= 0:
+        return given
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _store(given: dict[str, Any]) -> str:
+    """Where that call looks for the store: "node05:29500"; "" for a store object."""
+    if given.get("store") is not None:
+        return ""
+    method = str(given.get("init_method") or "")
+    if method and not method.startswith("env:"):
+        return method.partition("?")[0][:200]
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
 
 
 def _replace(module: Any, name: str, old: Any, new: Any) -> None:
