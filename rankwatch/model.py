@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 VerdictName = Literal["slow", "stuck", "timeout_imminent", "failed", "diverged", "straggler", "recovered"]
 Cause = Literal[
     "compiling",
@@ -40,7 +44,10 @@ PAGING: tuple[VerdictName, ...] = ("stuck", "failed", "timeout_imminent", "diver
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One process group as one rank knows it. `generation` counts the groups of this name that the process has made, from 0."""
+    """One process group as one rank knows it. `generation` counts the groups of this name that the process has made, from 0.
+
+    set_at: line of the job that has set its timeout, "" where it is not known.
+    """
 
     name: str
     desc: str
@@ -49,6 +56,21 @@ class Group:
     timeout_s: float | None
     generation: int = 0
     created_wall_at: float = 0.0
+    set_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """What a rank tells of timeouts beside its groups' own. `set_at` as in Group; None and "" where nothing is known.
+
+    extensions: (seconds, unix seconds) that torch has added to what NCCL groups issue, until the first of that has completed.
+    """
+
+    join_s: float | None = None  # of init_process_group
+    join_set_at: str = ""
+    creation_s: float | None = None  # of the group in creation
+    creation_set_at: str = ""
+    extensions: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +93,27 @@ class Collective:
     done: bool = False
     started: bool | None = None
     is_p2p: bool = False
+    duration_s: float | None = None  # NCCL with timing: from its start on the device, the wait for the others included
+
+
+KIND_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a rank has called in one group, as far back as is remembered: `kinds` holds a number of KIND_BYTES, little-endian, for each seq from `first`.
+
+    0: not known. known: what each number means, without what may differ between ranks. Equal numbers mean equal calls on every rank.
+    """
+
+    generation: int
+    first: int
+    kinds: bytes
+    known: Mapping[int, Collective]
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.kinds) // KIND_BYTES - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +125,22 @@ class Meeting:
     inside: bool
     since: float
     timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The call of init_process_group that a rank is in, or that has failed. ours: for the world that torchrun has started; another one may be the job's own.
+
+    store: "node05:29500", "" for a store object. shared: torchrun's own store, which it keeps over restarts. reached: the store has answered.
+    """
+
+    ours: bool
+    rank: int | None
+    world_size: int | None
+    store: str
+    shared: bool
+    since: float
+    reached: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +161,23 @@ class CompileActivity:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelWait:
+    """One thread of a suspect that sleeps in the kernel. Texts are "" and numbers -1 or 0 where the kernel does not tell.
+
+    asleep_s: for how long it is known to be in this same sleep. target: the file behind the call's descriptor; mount: "nfs4 filer:/export at /ckpt".
+    """
+
+    tid: int
+    state: str  # letter of /proc/PID/task/TID/stat
+    asleep_s: float = 0.0
+    wchan: str = ""
+    call: str = ""  # "read", "fsync"
+    fd: int = -1
+    target: str = ""
+    mount: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """The operating system's view of one process. `state` is the letter of /proc/PID/stat ("" once it is gone)."""
 
@@ -111,13 +187,22 @@ class Process:
     cpu_s: float = 0.0  # user + system of the process, without rankwatch's own threads where they are known
     tree_cpu_s: float = 0.0  # with its descendants, dead ones included as far as the parent has collected them
     io_bytes: int = 0  # rchar + wchar of the process and its descendants
+    disk_bytes: int = 0  # to and from storage, mapped memory included; also of both
+    net_bytes: int = 0  # over TCP connections that they opened, since it was first a suspect
     rss_bytes: int = 0
     exit_code: int | None = None  # negative: killed by that signal
     started_at: float = 0.0
     exited_at: float | None = None
-    oom_killed: bool = False  # SIGKILL, and the memory cgroup's count of out-of-memory kills has risen
+    oom_killed: bool = False  # SIGKILL, and the kernel says that it was for lack of memory
+    oom_note: str = ""  # where the kernel says so; of a SIGKILL that it says nothing of: what was read, "" where nothing could be
     wchan: str = ""
     name: str = ""
+    # -- of suspects only
+    main_wait: KernelWait | None = None
+    blocked_threads: tuple[KernelWait, ...] = ()  # others that sleep uninterruptibly, longest first
+    tracer: str = ""  # "gdb (pid 77)"
+    children: tuple[str, ...] = ()  # names of living descendants, oldest first
+    dead_children: tuple[tuple[int, int], ...] = ()  # pid and signal (0: none, or not known) of those that nobody has collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +272,14 @@ class RankState:
     groups: tuple[Group, ...] = ()
     group_in_creation: str | None = None
     creation_ranks: tuple[int, ...] = ()  # of the group in creation
+    timeouts: Timeouts = Timeouts()
     barrier: Meeting | None = None
+    join: Join | None = None
+    handling: Crash | None = None  # what its main thread handles now, for half a second at least: an error handler or a `finally` that waits
     collectives: tuple[Collective, ...] = ()  # newest last, per the last full read
     collectives_at: float | None = None  # when they were read
     lost_collectives: int = 0
+    calls: dict[str, Calls] = field(default_factory=dict)  # group name -> what it called there, beyond the newest entries
     enqueued: dict[str, int] = field(default_factory=dict)  # group name -> last enqueued seq, by the cheap status read
     completed: dict[str, int] = field(default_factory=dict)
     compiling: tuple[CompileActivity, ...] = ()
@@ -205,6 +294,7 @@ class RankState:
     events_lost: int = 0
     stack: Stack | None = None  # newest sample
     earlier_stack: Stack | None = None  # the one before it
+    native_stack: Stack | None = None  # the newest with native frames, taken once an incident
     crash: Crash | None = None
 
 
@@ -236,6 +326,7 @@ class JobSnapshot:
     gap_s: float = 0.0
     started_at: float = 0.0
     final: bool = False  # the job has ended; this is the last look
+    restarting: bool = False  # with `final`: at these workers; torchrun starts others
 
     def ranks(self) -> dict[int, RankState]:
         """Every reported rank by number."""
@@ -259,6 +350,20 @@ class WaitedOn:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggling:
+    """What a straggler costs. late_by_s: median distance to the last rank but it. last_ratio: share of the collectives with a clear last one.
+
+    cost_ratio: share of its time that every waiting rank loses. measured: from arrival times; else estimated from how often the others wait.
+    """
+
+    late_by_s: float
+    last_ratio: float
+    cost_ratio: float
+    rank_s_per_min: float
+    measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """One judgement on one trouble at one moment. `key` names the trouble: equal keys are the same incident."""
 
@@ -275,10 +380,12 @@ class Verdict:
     group: WaitedOn | None = None
     timeout_s: float | None = None
     timeout_left_s: float | None = None
+    timeout_known: bool = True  # False: a timeout runs, and when it ends cannot be told; missing_evidence says why
     confidence: Confidence = "certain"
     advice: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     missing_evidence: tuple[str, ...] = ()
+    straggling: Straggling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +413,15 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Action:
+    """What rankwatch did about an incident. taken: "exit", the workers were ended."""
+
+    taken: Literal["exit"]
+    at_wall: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """One trouble from its first verdict to its end. `verdict` is the newest judgement, `history` holds every change."""
 
@@ -325,14 +441,22 @@ class Incident:
     hosts: dict[int, str] = field(default_factory=dict)  # rank -> node
     pids: dict[int, int] = field(default_factory=dict)
     recorder_files: tuple[str, ...] = ()
+    times: int = 1  # stalls that it stands for
+    was_ranks: tuple[int, ...] = ()  # who was blamed before `verdict.culprit_ranks`, once that was said
+    into: str = ""  # closed because it turned out to be a part of this incident
     final: bool = False  # the job ended while it was open
+    action: Action | None = None
     kept: dict[str, Any] = field(default_factory=dict)  # once it is over: report.incident.picture of its last moment, and `job` where the attempt ended with it
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentChange:
+    """quiet: a stall that has come again and again, its line was said. renamed: other ranks are blamed than was said."""
+
     kind: Literal["opened", "updated", "escalated", "closed"]
     incident: Incident
+    quiet: bool = False
+    renamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +494,15 @@ class MonitorHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """Rank-seconds that ranks have lost waiting for `rank` (-1: for no single one) so far, by reason."""
+
+    rank: int
+    reason: str  # "recompiling forward@model.py:31", "data_loading at train.py:31:batch", "straggling"
+    rank_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """One consistent picture for everything that is shown: pages, API, metrics, lines. Replaced as a whole every poll."""
 
@@ -378,6 +511,9 @@ class Status:
     verdicts: tuple[Verdict, ...] = ()
     open_incidents: tuple[Incident, ...] = ()
     closed_incidents: tuple[Incident, ...] = ()  # newest last, bounded
+    forgotten: dict[str, int] = field(default_factory=dict)  # closed incidents beyond that bound, by gravest verdict
+    forgotten_lost_rank_s: float = 0.0
+    waiting: tuple[Waited, ...] = ()  # over the whole run, costliest first
     health: MonitorHealth = MonitorHealth()
     state: Literal["starting", "running", "stuck", "restarting", "finishing", "done", "failed"] = "starting"
     restarts: int = 0

@@ -22,11 +22,13 @@ class Limits:
     first_notice_s: float = 10.0  # the first collective of a group: connections are made, ranks warm up
     startup_notice_s: float = 10.0  # init_process_group and new_group: imports and file systems differ between ranks
     all_entered_notice_s: float = 15.0  # a large collective may take its time when everybody is in
+    notice_ratio: float = 0.25  # of a short timeout: the first word must come well before the last one
 
     # -- when it is paged
     stuck_ratio: float = 0.2  # of the group's timeout without any progress
     stuck_min_s: float = 5.0
     stuck_max_s: float = 120.0  # also the limit where no timeout is known
+    pause_min_s: float = 35.0  # floor for a held GIL or an empty data loader, never past half of the timeout: a garbage collection of 41 s is on record
     first_stuck_min_s: float = 30.0  # floor for the first collective of a group and for all_entered, never past half of the timeout
     startup_stuck_s: float = 120.0  # nobody joins and the absent ranks do nothing
     io_ratio: float = 0.5  # of the timeout, for recognised checkpointing and external I/O
@@ -64,9 +66,14 @@ class Limits:
     idle_min_s: float = 60.0  # no step for this long and ...
     idle_factor: float = 20.0  # ... for this many median steps, once idle_steps were seen
     idle_steps: int = 20
-    lead_polls: int = 20  # a constant lead of one rank's numbers over this many polls is looked into (diverged)
+    lead_polls: int = 4  # a constant lead of one rank's numbers over this many polls makes its recorders be read (diverged)
     straggler_window_s: float = 10.0  # three windows in a row have to show the same late rank
     straggler_ratio: float = 0.1  # share of looks in which every other rank is found waiting
+    straggler_open_ratio: float = 0.05  # share of its time that every other rank loses to a straggler by arrival times: named from here on ...
+    straggler_close_ratio: float = 0.025  # ... until it is less than this
+    exit_hold_s: float = 3.0  # --on-stuck exit: what cannot heal has stood unchanged for this long
+    exit_stopped_s: float = 60.0  # the same for a stopped process, which somebody may continue
+    exit_evidence_s: float = 10.0  # and then the evidence has this long to reach the disk
     post_mortem_s: float = 90.0  # after a watchdog timeout nothing counts as recovery for this long
 
     @classmethod
@@ -79,7 +86,7 @@ class Limits:
         changes: dict[str, float] = {}
         if stuck_after_s is not None:
             value = _positive("stuck_after_s", stuck_after_s)
-            changes = {"stuck_min_s": value, "stuck_max_s": value, "first_stuck_min_s": value}
+            changes = {"stuck_min_s": value, "stuck_max_s": value, "first_stuck_min_s": value, "pause_min_s": value}
         for name, given in (overrides or {}).items():
             if name not in types:
                 raise ValueError(f"unknown limit {name!r}; known limits: {', '.join(sorted(types))}")
@@ -98,6 +105,15 @@ class Limits:
             return self.stuck_max_s
         limit = min(max(self.stuck_ratio * timeout_s, self.stuck_min_s), self.stuck_max_s)
         return max(limit, min(self.first_stuck_min_s, 0.5 * timeout_s)) if first else limit
+
+    def notice_after_s(self, notice_s: float, timeout_s: float | None) -> float:
+        """When a wait is named that is due after notice_s: sooner under a timeout so short that its end would be near by then."""
+        return min(notice_s, max(self.suspect_s, self.notice_ratio * timeout_s)) if timeout_s else notice_s
+
+    def pause_after_s(self, timeout_s: float | None, *, first: bool = False) -> float:
+        """The same for what pauses in healthy jobs as well: a held GIL, a loader without a batch."""
+        limit = self.stuck_after_s(timeout_s, first=first)
+        return max(limit, min(self.pause_min_s, 0.5 * timeout_s)) if timeout_s else limit
 
     def io_after_s(self, timeout_s: float | None) -> float:
         """The same where a rank is known to read or write something large."""

@@ -79,10 +79,12 @@ def load(seconds: float, at: str = "train.py:34:epoch") -> Action:
 
 
 def compiling(
-    seconds: float, *, cpu: float = 0.0, phase_s: float | None = None, frame: str = "block@train.py:31", reason: str = "", compile_id: str = "0/1"
-) -> Action:
-    """phase_s: a new phase begins this often."""
-    return ("busy", seconds, {"frames": frames("train.py:31:block", "@torch/_dynamo/convert_frame.py:700:compile_inner", "train.py:45:main"), "cpu": cpu,
+    seconds: float, *, cpu: float = 0.0, phase_s: float | None = None, frame: str = "block@train.py:31", reason: str = "", compile_id: str = "0/1",
+    inside: tuple[str, ...] = (),
+) -> Action:  # fmt: skip
+    """phase_s: a new phase begins this often. inside: frames below the compiler's."""
+    stack = frames(*inside, "train.py:31:block", "@torch/_dynamo/convert_frame.py:700:compile_inner", "train.py:45:main")
+    return ("busy", seconds, {"frames": stack, "cpu": cpu,
                               "compile": (frame, compile_id, reason, phase_s)})  # fmt: skip
 
 

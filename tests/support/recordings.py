@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwatch.model import Group, JobSnapshot, NodeReport, Process, RankState, Stack, Verdict
+from rankwatch.monitor.calls import CallLog, Kinds
 from rankwatch.monitor.diagnose import State, diagnose
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.pyspy import threads_of
@@ -34,6 +35,8 @@ class Recording:
         self.more = more
         self.stacks: dict[int, list[Stack]] = {rank: [] for rank in range(self.world)}
         self.views = {rank: RecorderView() for rank in range(self.world)}
+        kinds = Kinds()
+        self.logs = {rank: CallLog(kinds) for rank in range(self.world)}
         self.read_at: dict[int, float] = {}
         self.exits: dict[int, int] = {}
 
@@ -65,7 +68,8 @@ class Recording:
             rank=number, node="node0", stage="joined", groups=(self.group(),), heartbeat_at=MONO + t - beat_age, ping_ok=True,
             process=Process(PID + number, alive, letter, cpu, cpu, exit_code=code, exited_at=MONO + t if code is not None else None),
             enqueued={"0": enqueued}, completed={"0": completed}, collectives=self.views[number].collectives,
-            collectives_at=self.read_at.get(number), stack=stacks[-1] if stacks else None, earlier_stack=stacks[-2] if len(stacks) > 1 else None, **self.more,
+            collectives_at=self.read_at.get(number), calls=self.logs[number].calls((self.group(),)),
+            stack=stacks[-1] if stacks else None, earlier_stack=stacks[-2] if len(stacks) > 1 else None, **self.more,
         )  # fmt: skip
 
     def look(self, number: int, t: float) -> tuple[str, float, float, int, int]:
@@ -86,6 +90,8 @@ class Recording:
         if kind == "recorder":
             recorder = NCCL if self.backend == "nccl" else GENERIC
             self.views[rank].take({recorder: self.data["recorder"][str(rank)]}, (self.group(),), self.fault_wall_at + t)
+            log = self.logs[rank]
+            log.learn(recorder, log.scan(recorder, json.dumps(self.data["recorder"][str(rank)]).encode()), (self.group(),))
             self.read_at[rank] = MONO + t
         elif kind == "stacks" and (samples := self.data["stacks"][str(rank)]):
             document = samples[min(len(self.stacks[rank]), len(samples) - 1)]

@@ -73,13 +73,56 @@ def test_the_rank_that_called_something_else_is_named_and_not_the_aborted_one(ab
 @pytest.mark.parametrize(
     ("calls", "why"),
     [
-        ({0: call(7), 2: call(7)}, "the peers agree, so the aborted rank brought less, or died of something else"),
-        ({0: call(7, op="barrier"), 2: call(7, op="barrier")}, "the peers agree on something new"),
+        ({0: call(7, op="barrier"), 2: call(7, op="barrier")}, "a barrier sends nothing that could be too long"),
+        ({}, "the peers have nothing open"),
     ],
 )
-def test_an_aborted_rank_whose_peers_agree_is_the_crashed_one(calls, why):
-    verdict = verdict_on([rank(n, 3, calls.get(n), -6 if n == 1 else None) for n in range(3)])
-    assert (verdict.verdict, verdict.cause, verdict.culprit_ranks) == ("failed", "crashed", (1,)), why
+def test_an_aborted_rank_whose_peers_cannot_have_sent_it_too_much_is_the_crashed_one(calls, why):
+    verdict = verdict_on([rank(n, 3, calls.get(n), -6 if n == 1 else None) for n in range(3)], final=True)
+    assert (verdict.verdict, verdict.cause, verdict.culprit_ranks, verdict.confidence) == ("failed", "crashed", (1,), "likely"), why
+
+
+def test_an_aborted_rank_whose_peers_all_wait_in_one_equal_call_most_likely_called_something_smaller():
+    verdict = verdict_on([rank(n, 3, None if n == 1 else call(7), -6 if n == 1 else None) for n in range(3)])
+    assert (verdict.verdict, verdict.cause, verdict.domain, verdict.culprit_ranks, verdict.confidence) == ("failed", "mismatch", "user_code", (1,), "likely")
+    assert "rank 1 most likely called something else than the others at #7 of default_pg: ranks 0,2 call all_reduce of [100] Float" in verdict.summary
+
+
+def test_the_root_of_a_broadcast_may_be_ahead_of_the_call_that_an_aborted_rank_was_in():
+    root = replace(rank(0, 3, call(2, 40, "broadcast"), before=(call(1, 100, "broadcast"),)), completed={"0": 1})
+    peer = replace(rank(1, 3, call(1, 100, "broadcast"), before=()), completed={"0": 0})
+    dead = replace(rank(2, 3, code=-6, before=()), completed={"0": 0}, enqueued={"0": 0})
+    verdict = verdict_on([root, peer, dead])
+    assert (verdict.cause, verdict.culprit_ranks, verdict.confidence, verdict.group.seq) == ("mismatch", (2,), "likely", 1)
+
+
+@pytest.mark.parametrize("why", ["gloo has no part in it", "a fatal error elsewhere"])
+def test_an_abort_that_the_ranks_log_explains_is_a_crash(why):
+    said = Crash("std::bad_alloc", "std::bad_alloc", source="log /run/1")
+    if why == "a fatal error elsewhere":
+        said = Crash("Fatal Python error", "Aborted", where="data.py:9:decode", traceback='File "data.py", line 9, in decode', source="log /run/1")
+    dead = replace(rank(1, 3, code=-6), crash=said)
+    verdict = verdict_on([rank(0, 3, call(7)), dead, rank(2, 3, call(7))])
+    assert (verdict.cause, verdict.culprit_ranks) == ("crashed", (1,))
+
+
+@pytest.mark.parametrize(
+    ("size", "culprits"),
+    [pytest.param(100, (0,), id="the peer calls what is not its turn"), pytest.param(1, (1,), id="the peer is in turn")],
+)
+def test_of_two_ranks_the_one_that_is_out_of_turn_is_named(size, culprits):
+    """The sizes take turns, 1 and 100, and #19 is due to be the small one."""
+    before = tuple(call(seq, 1 if seq % 2 else 100) for seq in range(1, 19))
+    ranks = [rank(0, 2, call(19, size), before=before), replace(rank(1, 2, code=-6, before=before), completed={"0": 18}, enqueued={"0": 18})]
+    verdict = verdict_on(ranks)
+    assert (verdict.cause, verdict.culprit_ranks, verdict.confidence) == ("mismatch", culprits, "partial")
+
+
+def test_of_two_ranks_without_an_order_of_calls_either_may_be_wrong():
+    before = tuple(call(seq, size) for seq, size in enumerate((1, 100, 100, 1, 1, 100, 7, 100, 100, 1), 1))
+    ranks = [rank(0, 2, call(11, 100), before=before), replace(rank(1, 2, code=-6, before=before), completed={"0": 10}, enqueued={"0": 10})]
+    verdict = verdict_on(ranks)
+    assert (verdict.cause, verdict.culprit_ranks, verdict.confidence) == ("mismatch", (0, 1), "partial")
 
 
 def test_an_aborted_rank_whose_log_speaks_of_sizes_while_its_peers_agree_is_the_odd_one():

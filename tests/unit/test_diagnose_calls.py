@@ -142,7 +142,8 @@ def test_the_only_absent_rank_waits_in_recv_and_is_named_without_certainty():
     def make(t):
         call = Collective("0", 0, 7, "all_reduce", ((4,),), dtypes=("Float",), created_wall_at=WALL, timeout_s=60.0)
         waits = ("@torch/distributed/distributed_c10d.py:2600:recv", "train.py:52:exchange")
-        return [rank(0, t, waits)] + [rank(n, t, enqueued=7, collectives=(call,)) for n in (1, 2)]
+        inside = ("@torch/distributed/distributed_c10d.py:3252:all_reduce", "train.py:50:step")
+        return [rank(0, t, waits)] + [rank(n, t, inside, enqueued=7, collectives=(call,)) for n in (1, 2)]
 
     told = run(make, 7)
     verdict = told[7.0][0]

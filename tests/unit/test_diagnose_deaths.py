@@ -39,7 +39,7 @@ def dying(code, kind="", message="", at_rank=1):
         (-9, "", "", "killed", "node"),
         (-11, "", "", "crashed", "unknown"),
         (-7, "", "", "crashed", "node"),
-        (-6, "", "", "crashed", "unknown"),
+        (-6, "", "", "mismatch", "user_code"),
         (137, "", "", "killed", "node"),
         (1, "ValueError", "bad batch", "crashed", "user_code"),
         (1, "OSError", "[Errno 28] No space left on device: '/ckpt'", "crashed", "storage"),
@@ -159,13 +159,32 @@ def test_the_first_cause_stays_when_torchrun_kills_the_rest():
 def test_victims_alone_are_told_at_the_end_as_a_network_trouble_without_certainty():
     dead = [state(0, 1, LOST, at=MONO + 0.1), state(1, 1, LOST, at=MONO + 0.2), state(2, 1, LOST, at=MONO + 0.3)]
     current, verdicts, _ = diagnose(State(), snap(dead, 1.0, final=True), MONO + 1.0, Limits())
-    assert [(v.verdict, v.domain, v.confidence, v.culprit_ranks) for v in verdicts] == [("failed", "network", "partial", (0,))]
+    assert [(v.verdict, v.domain, v.confidence, v.culprit_ranks) for v in verdicts] == [("failed", "network", "partial", ())]
+    assert "rank 0 was the first to end" in verdicts[0].evidence
     assert current.failure_weak
 
 
 def test_victims_of_a_partial_view_name_nobody():
     verdicts = diagnose(State(), snap(VICTIMS, 1.0, final=True), MONO + 1.0, Limits())[1]
     assert [(v.verdict, v.cause, v.culprit_ranks, v.confidence) for v in verdicts] == [("failed", "unknown", (), "partial")]
+
+
+def test_victims_of_a_partial_view_whom_torchrun_restarts_are_no_incident():
+    """A node has left an elastic job: its own launcher knows why."""
+    ended = replace(snap(VICTIMS, 5.0), ending="torchrun stops the workers after rank 0 failed")
+    assert judge(ended, replace(ended, now=ended.now + 1, final=True, restarting=True)) == [[], []]
+
+
+@pytest.mark.parametrize(("others", "named"), [(143, []), (-9, [(0,)])])
+def test_ranks_that_all_end_by_their_handlers_were_all_asked_to(others, named):
+    """They save one after the other; torchrun takes the first one for a failure."""
+    ending = "torchrun stops the workers after rank 0 failed"
+    told = judge(
+        snap([state(0, 143, at=MONO), state(1), state(2)]),
+        snap([state(0, 143, at=MONO), state(1), state(2)], 0.5, ending=ending),
+        snap([state(0, 143, at=MONO), state(1, others, at=MONO + 2), state(2, others, at=MONO + 4)], 5.0, ending=ending, final=True),
+    )
+    assert [[culprits for _, _, culprits in each] for each in told] == [[], [], named]
 
 
 def test_a_download_error_of_the_jobs_own_code_is_no_victim():
@@ -293,7 +312,7 @@ def test_a_victim_is_not_named_by_those_that_wait_for_it_while_its_own_loss_is_u
         current, verdicts, _ = diagnose(current, snap(ranks, t), MONO + t, Limits())
         told.append([(v.verdict, v.cause, v.culprit_ranks, v.confidence) for v in verdicts])
     assert told[:5] == [[], [], [], [], []]
-    assert told[5] == [("failed", "crashed", (0,), "partial")]
+    assert told[5] == [("failed", "unknown", (), "partial")]
 
 
 def test_ranks_that_were_killed_in_the_same_moment_are_named_together_however_late_each_is_seen():

@@ -467,35 +467,6 @@ def test_a_blind_rank_is_unknown_and_never_missing():
     assert kinds(run(make, 60)) == [("slow", "unknown", ())]
 
 
-# -- divergence ------------------------------------------------------------------------------------------------------------
-
-
-def diverging(sizes_differ):
-    def make(t):
-        base = int(t * 30)
-        lead = [base + 3, base]
-        rows = []
-        for number in range(2):
-            newest = lead[number]
-            ops = [
-                entry(seq, "_all_gather_base", 100 + (seq + (3 if number and sizes_differ else 0)) % 5, done=True)
-                for seq in range(max(1, newest - 50), newest + 1)
-            ]
-            rows.append(rank(number, enq=newest, done=newest, entries=ops, read=t, t=t, world=2))
-        return rows
-
-    return make
-
-
-def test_a_constant_lead_with_different_sizes_at_equal_numbers_is_diverged():
-    told = run(diverging(True), 40, start=1.0, world=2)
-    assert kinds(told) == [("diverged", "mismatch", (0, 1))]
-
-
-def test_a_constant_lead_alone_is_noise():
-    assert kinds(run(diverging(False), 60, start=1.0, world=2)) == []
-
-
 # -- size and chance ---------------------------------------------------------------------------------------------------------
 
 

@@ -24,15 +24,15 @@ def test_gloo_a_collective_save_on_one_rank_is_told_with_both_sides():
 
 def test_gloo_a_loader_worker_that_holds_a_lock_is_named_with_the_workers_line():
     told = Recording("gloo_07_dataloader_fork_lock").play(-2, 20)
-    assert kinds(told) == [("stuck", "data_loading", (1,))]
+    assert kinds(told) == [("slow", "data_loading", (1,)), ("stuck", "data_loading", (1,))]
     at, verdict = first(told, "stuck")
-    assert at <= 8
+    assert at <= 11  # half of the timeout of 20 s: an empty loader pauses in healthy jobs too
     assert verdict.waiting_ranks == (0,)
 
 
 def test_nccl_a_sleeping_rank_is_named_with_its_line():
     told = Recording("nccl_01_loader_sleep").play(-5, 16)
-    assert kinds(told) == [("stuck", "not_entered", (1,))]
+    assert kinds(told) == [("slow", "not_entered", (1,)), ("stuck", "not_entered", (1,))]
     at, verdict = first(told, "stuck")
     assert at <= 8
     assert (verdict.waiting_ranks, verdict.group.seq, verdict.group.op) == ((0,), 754, "all_reduce")
@@ -69,7 +69,7 @@ def test_nccl_a_killed_rank_is_the_first_cause():
 
 def test_nccl_a_rank_that_holds_the_gil_is_named_with_the_line_that_called_it():
     told = Recording("nccl_08_gil_held").play(-5, 16)
-    assert kinds(told) == [("stuck", "gil_held", (1,))]
+    assert kinds(told) == [("slow", "gil_held", (1,)), ("stuck", "gil_held", (1,))]
     at, verdict = first(told, "stuck")
     assert at <= 10
     assert "parse_native" in verdict.at

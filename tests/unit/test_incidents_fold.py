@@ -79,8 +79,8 @@ def test_one_look_without_the_verdict_closes_nothing_two_do():
     assert closed.verdict.cause == "not_entered"
     assert (closed.closed_at, closed.closed_wall_at) == (MONO + 2.5, WALL + 2.5)
     assert [c.verdict for c in closed.history] == ["slow", "recovered"]
-    assert closed.lost_rank_s == 5.0
-    assert closed.verdict.summary.startswith("recovered after 2 s (2 waiting ranks lost 5 rank-s): slow not_entered")
+    assert closed.lost_rank_s == 4.0
+    assert closed.verdict.summary.startswith("recovered after 2 s (2 waiting ranks lost 4 rank-s): slow not_entered")
 
 
 def test_the_same_key_after_closing_is_a_new_incident():
@@ -112,7 +112,7 @@ def test_at_the_end_open_incidents_are_marked_and_those_without_verdict_closed()
 def test_at_most_50_closed_incidents_are_kept():
     play = Play()
     for number in range(60):
-        play.look(verdict(key=f"hang-{number}"))
+        play.look(verdict(key=f"hang-{number}", culprits=(number,)))
         play.look()
         play.look()
     assert len(play.book.closed) == MAX_CLOSED == 50

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import Crash, RankState, VerdictName
-from rankwatch.monitor.diagnose import causes, ends, frames, words
+from rankwatch.monitor.diagnose import causes, ends, joins, messages, stores, words
 from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.progress import silent_since
 from rankwatch.monitor.diagnose.scene import Clock, Picture, Scene
 from rankwatch.monitor.diagnose.waits import Wait
-from rankwatch.monitor.diagnose.work import fresh_stack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,26 +19,29 @@ if TYPE_CHECKING:
 def absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene: Scene) -> Picture:
     found: dict[int, Finding] = {}
     for rank in roots:
-        found[rank] = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now, scene.limits)
-    talking = {rank for rank in roots if found[rank].cause == "not_entered" and frames.in_point_to_point(fresh_stack(scene.ranks[rank], wait.since))}
-    if len(talking) < len(roots):  # a rank in recv waits for somebody as well; gloo's recorder does not say for whom
-        found = {rank: finding for rank, finding in found.items() if rank not in talking}
-    else:
-        found = {rank: _talks(finding, scene.ranks[rank], wait.since) for rank, finding in found.items()}
+        found[rank] = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now - scene.lag(rank), scene.limits)
+    talking = {rank for rank in roots if found[rank].cause == "not_entered" and messages.talking(scene.ranks[rank], wait.since)}
+    if len(talking) == len(roots):  # a rank in recv waits for somebody as well
+        return messages.judge(roots, wait, lambda finding: level_of(finding, running, scene), scene)
+    found = {rank: finding for rank, finding in found.items() if rank not in talking}
     called = {rank: raised for rank in found if wait.kind == "init" and (raised := ends.failed_join(scene.ranks[rank], scene.state)) is not None}
+    found = {rank: stores.refine(finding, scene.ranks[rank], wait.since) for rank, finding in found.items()}
     if wait.starting:
-        found = {rank: _at_start(finding, called.get(rank)) for rank, finding in found.items()}
+        found = {rank: _at_start(finding, called.get(rank), scene.ranks[rank], scene) for rank, finding in found.items()}
+    found = {rank: _confirmed(finding, wait, scene) for rank, finding in found.items()}
+    found = {rank: ends.with_handled(finding, scene.ranks[rank], wait.since, scene.snapshot) for rank, finding in found.items()}
     levels = {rank: level_of(finding, running, scene) for rank, finding in found.items()}
     top = max(levels.values())
     best = min(
         (finding for rank, finding in found.items() if levels[rank] == top),
         key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank not in called, finding.rank),
     )
+    elsewhere = {rank for rank in found if wait.kind == "init" and found[rank].advice == joins.WORLD_ADVICE}
     failed = best.rank in called  # a rank that failed is to blame before one that is late
     culprits = tuple(sorted(rank for rank, each in found.items() if levels[rank] == top and each.cause == best.cause and (rank in called) == failed))
     best = found[culprits[0]]
-    says = words.absent(culprits, best, wait, scene.age(wait.since), called=failed)
-    evidence = list(best.evidence)
+    says = words.absent(culprits, best, wait, scene.age(wait.since), called=failed or best.rank in elsewhere)
+    evidence = [*best.evidence, *([wait.why] if wait.why else [])]
     for rank in culprits[1:4]:
         evidence.append(f"rank {rank}: {found[rank].says}" if found[rank].says else f"rank {rank} likewise")
     rest = [rank for rank in roots if rank not in culprits]
@@ -47,21 +49,34 @@ def absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene: 
         text = found[rank].says if rank in found else "it waits in a point-to-point call"
         evidence.append(f"rank {rank} has not come either ({text or found[rank].cause})")
     level: VerdictName | None = {0: None, 1: None, 2: "stuck", 3: "stuck"}[top]
-    if level == "stuck" and best.limit in ("normal", "io", "compile"):
+    if level == "stuck" and best.limit in ("normal", "pause", "io", "compile"):
         evidence.append(f"no progress for {scene.now - _silent_from(best, wait.since, scene):.0f} s")
     mark = (best.cause, culprits) if top == 3 else ()
     return Picture(level, best.cause, best.domain, culprits, wait, says, best.at, tuple(evidence), best.missing_evidence, best.confidence, mark, best)
 
 
-def _talks(finding: Finding, rank: RankState, since: float) -> Finding:
-    """A rank that waits for somebody itself: it is the last that is known of, and whether it is in the wrong is not."""
-    call = frames.in_point_to_point(fresh_stack(rank, since))
-    says = f"it waits in {call}{', called from ' + finding.at if finding.at else ''}"
-    return replace(finding, says=says, confidence="partial", missing_evidence=(f"the peer of {call}: gloo's recorder shows no point-to-point calls",))
+_NUMBERS_AGE_S = 2.5  # NCCL's numbers are asked for once a second
 
 
-def _at_start(finding: Finding, raised: Crash | None) -> Finding:
+def _confirmed(finding: Finding, wait: Wait, scene: Scene) -> Finding:
+    """A rank that ended well may have done its part at the last moment: it is missed once a waiter's numbers are younger than its end."""
+    process = scene.ranks[finding.rank].process
+    ended_at = process.exited_at if process is not None else None
+    if finding.cause != "exited" or finding.limit != "at_once" or ended_at is None or scene.snapshot.final or wait.kind != "collective":
+        return finding
+    beats = [beat for rank in wait.waiters if (beat := scene.ranks[rank].heartbeat_at) is not None]
+    sure = scene.now - ended_at > _NUMBERS_AGE_S or ("nccl" not in wait.backend and any(beat > ended_at for beat in beats))
+    return finding if sure else replace(finding, ready=False)
+
+
+def _at_start(finding: Finding, raised: Crash | None, rank: RankState, scene: Scene) -> Finding:
     """A rank that has not come to a rendezvous is not "not in a collective". raised: what its own init_process_group has failed with."""
+    elsewhere = joins.another_world(rank.rank, rank.join, scene.snapshot.world_size)
+    if elsewhere and finding.cause in ("not_entered", "unknown", "external_io"):
+        return replace(
+            finding, cause="store_wait", domain="user_code", limit="normal", says=f"it calls it {elsewhere}", advice=joins.WORLD_ADVICE,
+            evidence=(f"it calls init_process_group {elsewhere}", *finding.evidence),
+        )  # fmt: skip
     if raised is not None and finding.cause in ("not_entered", "unknown", "external_io"):
         text = ends.said(raised)
         return replace(
@@ -93,8 +108,10 @@ def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
             allowed = limits.startup_stuck_s
         elif finding.limit == "io":
             allowed = limits.io_after_s(timeout)
+        elif finding.limit == "pause":
+            allowed = limits.pause_after_s(timeout, first=first)
         else:
             allowed = limits.stuck_after_s(timeout, first=first)
-        if scene.age(_silent_from(finding, since, scene)) >= allowed:
+        if scene.age(_silent_from(finding, since, scene)) - scene.lag(finding.rank) >= allowed:
             return 2
     return 1

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from rankwatch.model import Frame, RankState
+import re
+from dataclasses import replace
+
+from rankwatch.model import Domain, Frame, KernelWait, Process, RankState
 from rankwatch.monitor.diagnose import frames
 from rankwatch.monitor.diagnose.ends import dead, first_line
 from rankwatch.monitor.diagnose.finding import Finding
-from rankwatch.monitor.diagnose.state import State, Watch
+from rankwatch.monitor.diagnose.state import State, Watch, age
 from rankwatch.monitor.diagnose.work import by_stack, children, fresh_stack
 from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_FREEZERS = ("do_freezer_trap", "__refrigerator", "get_signal_freeze")
+_DRIVER = re.compile(r"^(nv|os_acquire|rm_|uvm|_?nvidia|amdgpu|kfd|drm|mlx\d|ib_|rdma|bnxt|efa)")
 
 
 def letter(state: State, rank: int, now: float) -> tuple[str, float, int]:
@@ -29,7 +36,8 @@ def of(rank: RankState, since: float, state: State, now: float, limits: Limits, 
     found = _by_process(rank, state, now, limits)
     if found is None and not in_collective:
         watch = state.watches.get(rank.rank)
-        found = _compiling(rank, since, watch, state, now) or _gil(rank, since, now, limits) or by_stack(rank, since, state, now)
+        found = _compiling(rank, since, watch, state, now) or _gil(rank, since, state, now, limits) or _blocked_thread(rank, since, limits)
+        found = found or by_stack(rank, since, state, now)
     return found or Finding(rank.rank, "unknown", "unknown", confidence="likely")
 
 
@@ -42,20 +50,51 @@ def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Fi
     kind, lasted, looks = letter(state, rank.rank, now)
     stack = rank.stack
     at = frames.where(stack.main) if stack else ""
-    if kind == "T":
+    frozen = process.wchan if process.wchan in _FREEZERS and process.state in ("S", "D") else ""
+    if kind == "T" or frozen:
+        how = f"its cgroup is frozen ({frozen})" if frozen else "its process is stopped (state T)"
+        asleep = process.main_wait.asleep_s if frozen and process.main_wait else lasted
         return Finding(
-            rank.rank, "stopped", "node", "its process is stopped (state T)", at, "at_once", ready=lasted >= limits.stopped_s and looks >= limits.agree_polls,
-            evidence=(f"pid {process.pid} has been in state T for {lasted:.0f} s",),
+            rank.rank, "stopped", "node", how, at, "at_once", ready=asleep >= limits.stopped_s and (bool(frozen) or looks >= limits.agree_polls),
+            evidence=(f"pid {process.pid} has been {'frozen' if frozen else 'in state T'} for {asleep:.0f} s",),
         )  # fmt: skip
     if kind == "t" and lasted >= limits.traced_s:
-        says = "another process traces it (state t), most likely a debugger"
-        return Finding(rank.rank, "debugger", "user_code", says, at, "never", evidence=(f"pid {process.pid} has been in state t for {lasted:.0f} s",))
+        by = f"{process.tracer} traces it" if process.tracer else "another process traces it"
+        evidence = (f"pid {process.pid} has been in state t for {lasted:.0f} s",)
+        return Finding(rank.rank, "debugger", "user_code", f"{by} (state t), most likely a debugger", at, "never", evidence=evidence)
+    if kind == "D" and process.main_wait is not None and process.main_wait.state == "D":
+        lasted = process.main_wait.asleep_s  # of one and the same sleep: a rank that writes fast is found in many
     if kind == "D" and lasted >= limits.uninterruptible_s:
-        where = f" in {process.wchan}" if process.wchan not in ("", "0") else ""
-        return Finding(
-            rank.rank, "uninterruptible", "storage", f"its process waits in the kernel{where} (state D)", at,
-            evidence=(f"pid {process.pid} has been in state D{where} for {lasted:.0f} s; SIGKILL has no effect until the kernel answers",),
-        )  # fmt: skip
+        return _uninterruptible(rank.rank, process, process.main_wait, "its process", f"pid {process.pid}", lasted, at)
+    return None
+
+
+def _uninterruptible(rank: int, process: Process, wait: KernelWait | None, who: str, whom: str, lasted: float, at: str) -> Finding:
+    """who: subject of the clause that people read; whom: of the line of evidence."""
+    wchan = wait.wchan if wait is not None and wait.wchan else process.wchan
+    where = f" in {wchan}" if wchan not in ("", "0") else ""
+    what, known = "", wait is not None and wait.state == "D" and bool(wait.target or wait.mount)
+    if wait is not None and known:
+        what = f", {wait.call or 'a system call'} of {wait.target or 'a file'}" + (f" on {wait.mount}" if wait.mount else "")
+    domain: Domain = "node" if _DRIVER.search(wchan) and not known else "storage"
+    missing = () if known or domain == "node" else ("which file or device the kernel waits for",)
+    return Finding(
+        rank, "uninterruptible", domain, f"{who} waits in the kernel{where} (state D){what}", at,
+        evidence=(f"{whom} has been in state D{where} for {lasted:.0f} s{what}; SIGKILL has no effect until the kernel answers",), missing_evidence=missing,
+    )  # fmt: skip
+
+
+def _blocked_thread(rank: RankState, since: float, limits: Limits) -> Finding | None:
+    """Its main thread waits for another thread, and one of those sleeps uninterruptibly."""
+    stack, process = fresh_stack(rank, since), rank.process
+    if stack is None or process is None or frames.waits_for_thread(stack.main) is None:
+        return None
+    for wait in process.blocked_threads:
+        thread = next((each for each in stack.threads if each.native_id == wait.tid), None)
+        if thread is not None and wait.asleep_s >= limits.uninterruptible_s:
+            at = frames.where(thread.frames) or frames.where(stack.main)
+            who = f"its main thread waits for thread {thread.name or wait.tid}, which"
+            return _uninterruptible(rank.rank, process, wait, who, f"thread {wait.tid} of pid {process.pid}", wait.asleep_s, at)
     return None
 
 
@@ -101,11 +140,11 @@ def _compiling(rank: RankState, since: float, watch: Watch | None, state: State,
     return None
 
 
-def _gil(rank: RankState, since: float, now: float, limits: Limits) -> Finding | None:
+def _gil(rank: RankState, since: float, state: State, now: float, limits: Limits) -> Finding | None:
     """A Python heartbeat that stopped in a process that runs: native code holds the GIL."""
     if rank.heartbeat_at is None or rank.process is None or rank.stage != "joined":
         return None
-    silent = now - rank.heartbeat_at
+    silent = age(state.pauses, rank.heartbeat_at, now)
     if silent < limits.gil_stale_s or rank.ping_ok is False:
         return None
     stack = rank.stack if rank.stack is not None and rank.stack.at >= rank.heartbeat_at else fresh_stack(rank, since)
@@ -116,9 +155,15 @@ def _gil(rank: RankState, since: float, now: float, limits: Limits) -> Finding |
     lines.append("its C++ worker server answers, so the process runs" if rank.ping_ok else "its process is alive and not stopped")
     if owner:
         lines.append(f"thread {owner.name} owns the GIL in {owner.frames[0].short if owner.frames else 'native code'}")
+    seen = frames.recognise_frames(held)
+    if seen is not None and seen.kind in ("checkpointing", "external_io") and not seen.own and (owner is None or stack is None or owner == stack.threads[0]):
+        # torch.save opens its file with the GIL held: a file system that does not answer looks like this
+        known = by_stack(rank, since, state, now)
+        return replace(known, evidence=(*known.evidence, *lines))
     return Finding(
-        rank.rank, "gil_held", "user_code", f"native code{' called from ' + at if at else ''} holds the GIL, no Python thread has run for {silent:.0f} s", at,
-        evidence=tuple(lines), missing_evidence=() if stack else ("stack of the rank",), confidence="certain" if rank.ping_ok and stack else "likely",
+        rank.rank, "gil_held", "user_code", f"native code{' called from ' + at if at else ''} holds the GIL, no Python thread has run for {silent:.0f} s",
+        at, "pause", evidence=tuple(lines), missing_evidence=() if stack else ("stack of the rank",),
+        confidence="certain" if rank.ping_ok and stack else "likely",
     )  # fmt: skip
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
-from rankwatch.model import Crash, Domain, Frame, RankState
+from rankwatch.model import Crash, Domain, Frame, JobSnapshot, RankState
 from rankwatch.monitor.diagnose import frames
 from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.state import State
+from rankwatch.monitor.diagnose.views import wall_to_mono
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _STORAGE = (
     "No space left on device", "Stale file handle", "Input/output error", "Disk quota exceeded",
@@ -30,7 +32,20 @@ _NODE = (
     "Cannot allocate memory",
 )
 _IN_INIT = "in init_process_group\n"
+_HANDLED_BEFORE_S = 10.0  # so long before the others began to wait, work of the last step included
+HANDLER_ADVICE = (
+    "The error comes first: it is in no log before its handler, or the finally around it, has ended. Fix what is raised.",
+    "Call nothing that waits for other ranks in an except or a finally: log the error, then leave.",
+)
 _UNSAID = Crash("an exception", "")
+FATAL = "Fatal Python error"  # type of what faulthandler writes when a signal ends the process
+STALE_ADVICE = (
+    "torchrun keeps its store over restarts, and the ranks find the addresses of the attempt before in it: start torchrun with "
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, then every attempt gets a store of its own (rank 0 hosts it).",
+    "End this attempt: it waits for processes that are gone. torchrun's next restart, or a new job, may get through.",
+)
+_UNSEEN_ADVICE = ("Nothing says where: run with PYTHONFAULTHANDLER=1 and torchrun --log-dir/--redirects, then the rank's log holds its Python stack.",)
+_NATIVE_ADVICE = ("Native code ended it: a core dump (ulimit -c unlimited) shows where; SIGBUS is most often a full /dev/shm or a truncated mapped file.",)
 _TRACEBACK_FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _CONNECTS = re.compile(r"connect|socket|getaddrinfo|name resolution|host ?name|timed out|distnetworkerror|diststoreerror", re.IGNORECASE)
 _NETWORK = ("NCCL error", "ncclSystemError", "ncclRemoteError", "ibv_", "vendor err", "No route to host", "Network is unreachable", "DistNetworkError")
@@ -43,6 +58,16 @@ def signal_name(code: int) -> str:
         return signal.Signals(number).name if number else ""
     except ValueError:
         return f"signal {number}"
+
+
+def believed(ranks: Mapping[int, RankState]) -> dict[int, RankState]:
+    """The ranks without those exceptions that ended nobody: a traceback in a log may be of one that was caught, unless the process ended badly."""
+    return {number: replace(rank, crash=None) if _only_logged(rank) else rank for number, rank in ranks.items()}
+
+
+def _only_logged(rank: RankState) -> bool:
+    crash, process = rank.crash, rank.process
+    return crash is not None and crash.source.startswith("log ") and (process is None or process.exit_code in (None, 0))
 
 
 def joins_failed(before: State, ranks: Mapping[int, RankState]) -> dict[int, Crash]:
@@ -62,6 +87,35 @@ def failed_join(rank: RankState, state: State) -> Crash | None:
         return raised if of_it or rank.stage == "join_failed" else None
     # raised and ended between two looks, or no agent: only the traceback tells
     return crash if crash is not None and not rank.groups and _IN_INIT in crash.traceback else None
+
+
+def handled(rank: RankState, since: float, snapshot: JobSnapshot) -> Crash | None:
+    """The exception that its main thread handles since about the moment at which the others began to wait; an older one explains nothing."""
+    held = rank.handling
+    if held is None or held.at_wall is None:
+        return None
+    offset_s = next((node.clock_offset_s for node in snapshot.nodes if node.node == rank.node), 0.0)
+    return held if wall_to_mono(snapshot, held.at_wall, offset_s) >= since - _HANDLED_BEFORE_S else None
+
+
+def with_handled(finding: Finding, rank: RankState, since: float, snapshot: JobSnapshot) -> Finding:
+    """The finding of a rank that is in an error handler or a `finally`, with the exception that no log shows yet."""
+    held = handled(rank, since, snapshot)
+    if held is None or finding.cause not in ("not_entered", "store_wait", "external_io", "checkpointing", "unknown"):
+        return finding
+    where = f" (raised at {held.where})" if held.where else ""
+    says = f"{finding.says or 'it waits'} while it handles {said(held)}{where}"
+    line = f"its main thread handles {said(held)}{where}, so it is in an except or a finally, or in what these call"
+    return replace(finding, says=says, evidence=(line, *finding.evidence), advice=finding.advice or HANDLER_ADVICE)
+
+
+def handled_text(culprits: Iterable[int], ranks: Mapping[int, RankState], since: float, snapshot: JobSnapshot) -> tuple[str, list[str]]:
+    """The same for ranks that called something else: a clause, and a line each."""
+    lines = []
+    for rank in culprits:
+        if rank in ranks and (held := handled(ranks[rank], since, snapshot)) is not None:
+            lines.append(f"rank {rank} handles {said(held)}" + (f" (raised at {held.where})" if held.where else ""))
+    return (f"; {lines[0]}" if lines else ""), lines[:4]
 
 
 def place(crash: Crash) -> str:
@@ -105,31 +159,82 @@ def dead(rank: RankState, state: State) -> Finding:
     process = rank.process
     code = process.exit_code if process else None
     crash = rank.crash
+    name = signal_name(code) if code is not None else ""
+    # the last traceback of a log may be of an exception that was caught long before a signal came
+    printed = said(crash) if crash is not None and name and crash.source.startswith("log ") and not _is_fatal(crash) else ""
+    crash = None if printed or (crash is not None and crash.type == "KeyboardInterrupt" and name == "SIGINT") else crash
     at = place(crash) if crash else frames.where(rank.stack.main) if rank.stack else ""
     if code is None:
-        lines = ("its process is gone, the exit code is not known yet",)
-        return Finding(rank.rank, "exited", "unknown", "its process is gone", at, "at_once", evidence=lines, confidence="likely")
-    name = signal_name(code)
+        gone = ("its process is gone, the exit code is not known yet",)
+        return Finding(rank.rank, "exited", "unknown", "its process is gone", at, "at_once", evidence=gone, confidence="likely")
     raised = failed_join(rank, state)
     if raised is not None and code and name != "SIGKILL":
-        text = said(raised)
-        domain: Domain = "network" if _CONNECTS.search(f"{raised.type}: {raised.message}") else crash_domain(raised.type, raised.message)
-        says = f"it failed in init_process_group: {text}"
-        return Finding(rank.rank, "crashed", domain, says, place(raised) or at, "at_once", evidence=(f"exit code {code}", f"init_process_group raised {text}"))
-    if crash is not None and name not in ("SIGKILL",):
+        return _failed_to_join(rank, raised, state, place(raised) or at, f"exit code {code}")
+    if crash is not None and name not in ("SIGKILL",) and crash.type != FATAL:
         text = said(crash)
         return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", at, "at_once", evidence=(f"exit code {code}", text))
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"):
-        domain = "node" if name == "SIGBUS" else "unknown"
-        return Finding(rank.rank, "crashed", domain, f"it died of {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no Python exception",))
-    if name == "SIGKILL" and process is not None and process.oom_killed:
-        return Finding(
-            rank.rank, "oom_killed", "node", "it was killed by the kernel: its memory cgroup had none left", at, "at_once",
-            evidence=(f"exit code {code} (SIGKILL)", "the memory cgroup's count of out-of-memory kills rose with it"),
-        )  # fmt: skip
+        domain: Domain = "node" if name == "SIGBUS" else "unknown"
+        how = "its Python stack is in its log" if crash is not None else "no Python exception"
+        lines: tuple[str, ...] = (f"exit code {code} ({name}), {how}", *_before(printed))
+        advice = _NATIVE_ADVICE if crash is not None else (*_UNSEEN_ADVICE, *_NATIVE_ADVICE)
+        return Finding(rank.rank, "crashed", domain, f"it died of {name}", at, "at_once", evidence=lines, advice=advice)
+    if name == "SIGKILL" and process is not None:
+        held = (f"it held {process.rss_bytes / 1e9:.1f} GB when it was last looked at",) if process.rss_bytes >= 1e8 else ()
+        note = process.oom_note
+        if process.oom_killed:
+            whose = "its memory cgroup" if not note or "MEMCG" in note or "emory cgroup" in note else "the node"
+            return Finding(
+                rank.rank, "oom_killed", "node", f"it was killed by the kernel: {whose} had no memory left", at, "at_once",
+                evidence=(f"exit code {code} (SIGKILL)", note or "the memory cgroup's count of out-of-memory kills rose with it", *held),
+            )  # fmt: skip
+        missing = () if note else ("who killed it: neither the memory cgroup's count of out-of-memory kills nor the kernel's log could be read",)
+        seen = (f"exit code {code} (SIGKILL), no traceback", *((note,) if note else ()), *held)
+        return Finding(rank.rank, "killed", "node", "it was killed by SIGKILL", at, "at_once", evidence=seen, missing_evidence=missing)
     if name:
-        domain = "node" if name == "SIGKILL" else "scheduler"
-        return Finding(rank.rank, "killed", domain, f"it was killed by {name}", at, "at_once", evidence=(f"exit code {code} ({name}), no traceback",))
+        sent = (f"exit code {code} ({name}), no traceback", *_before(printed))
+        return Finding(rank.rank, "killed", "scheduler", f"it was killed by {name}", at, "at_once", evidence=sent, advice=_signal_advice(name))
     return Finding(
         rank.rank, "exited", "user_code", f"it ended with exit code {code}", at, "at_once", evidence=(f"exit code {code}, no exception seen",), exit_code=code
     )  # fmt: skip
+
+
+def raising(rank: RankState) -> Finding:
+    """Of a rank that an exception ends, while its process still lives: what Python and torch do at an end may take long, or hang."""
+    crash = rank.crash or _UNSAID
+    text = said(crash)
+    lines = (text, "its process has not ended yet")
+    return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", place(crash), "at_once", evidence=lines)
+
+
+def _failed_to_join(rank: RankState, raised: Crash, state: State, at: str, code: str) -> Finding:
+    text = said(raised)
+    domain: Domain = "network" if _CONNECTS.search(f"{raised.type}: {raised.message}") else crash_domain(raised.type, raised.message)
+    lines = (code, f"init_process_group raised {text}")
+    if stale_store(rank, raised, state):
+        says = f"it failed in init_process_group, most likely of the stale store of the attempt before: {text}"
+        return Finding(rank.rank, "crashed", "scheduler", says, at, "at_once", evidence=lines, confidence="likely", advice=STALE_ADVICE)
+    return Finding(rank.rank, "crashed", domain, f"it failed in init_process_group: {text}", at, "at_once", evidence=lines)
+
+
+def stale_store(rank: RankState, raised: Crash, state: State) -> bool:
+    """Whether this failure of init_process_group is most likely torchrun's: a later attempt that met in the store of the one before."""
+    join = rank.join
+    met = join is not None and join.shared and join.reached is not False
+    return bool(state.attempt) and met and bool(_CONNECTS.search(f"{raised.type}: {raised.message}"))
+
+
+def _is_fatal(crash: Crash) -> bool:
+    """Whether it is what ended the process: a C++ exception that nobody caught, or Python's report of a fatal signal."""
+    return crash.type == FATAL or "::" in crash.type
+
+
+def _before(printed: str) -> tuple[str, ...]:
+    return (f"the last traceback in its log is of {printed}",) if printed else ()
+
+
+def _signal_advice(name: str) -> tuple[str, ...]:
+    return (
+        f"{name} was sent to this rank alone: look for a kill in a script, an operator, a preemption hook or the scheduler's log of that moment.",
+        "To end a job, signal the launcher: torchrun then ends all ranks.",
+    )

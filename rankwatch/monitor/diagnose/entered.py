@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankwatch.model import Confidence, VerdictName
-from rankwatch.monitor.diagnose import causes, frames, mismatch, words
+from rankwatch.model import Confidence
+from rankwatch.monitor.diagnose import causes, ends, frames, joins, mismatch, rhythm, words
 from rankwatch.monitor.diagnose.absent import level_of
 from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.graph import Hang
+from rankwatch.monitor.diagnose.mismatch import Mismatch
 from rankwatch.monitor.diagnose.scene import Picture, Scene
+from rankwatch.monitor.diagnose.views import alive
 from rankwatch.monitor.diagnose.waits import Wait
 from rankwatch.monitor.diagnose.work import fresh_stack
 from rankwatch.monitor.policy import Limits
@@ -23,7 +25,7 @@ def mismatched(wait: Wait, scene: Scene) -> Picture:
     found = wait.mismatch
     assert found is not None
     at = wait.view.at_frontier() if wait.view else {}
-    confidence: Confidence = "certain" if not wait.unread else "likely"
+    confidence: Confidence = "certain" if not wait.unread and _decided(found, wait, scene) else "likely"
     if not found.majority and found.differs in ("number of elements", "dtype"):
         histories = [scene.ranks[rank].collectives for rank in at]
         if odd := mismatch.by_habit(found, {rank: mismatch.usual(entry, histories) for rank, entry in at.items()}):
@@ -37,16 +39,30 @@ def mismatched(wait: Wait, scene: Scene) -> Picture:
     )
     stack = fresh_stack(scene.ranks[found.culprits[0]], wait.since) if found.culprits[0] in scene.ranks else None
     evidence = mismatch.evidence(found, where, habits)
-    for rank in found.culprits[:4]:
+    if wait.view is not None and wait.kind == "collective":
+        evidence = (*evidence, *rhythm.turn(wait.view, at, scene.ranks), *rhythm.behind(wait.view, scene))
+    shown = dict.fromkeys((*found.culprits[:4], *(ranks[0] for _, ranks in found.classes[:4])))  # both sides
+    for rank in shown:
         sample = fresh_stack(scene.ranks[rank], wait.since)
         if sample is not None and (line := frames.innermost(sample.main)):
             evidence = (*evidence, f"rank {rank} calls it from {line}")
-    complete = not wait.unread or scene.age(wait.since) >= limits_read(scene.limits)
+    told, lines = ends.handled_text(found.culprits, scene.ranks, wait.since, scene.snapshot)
+    says, evidence = says + told, (*evidence, *lines)
+    sizes = [len(ranks) for _, ranks in found.classes]
+    open_ = len(wait.unread) >= max(1, sizes[0] - sizes[1])  # those that are still to be read, on another node, may turn the majority
+    complete = (not wait.unread and _decided(found, wait, scene)) or scene.age(wait.since) >= limits_read(scene.limits) * (3 if open_ else 1)
     mark = ("mismatch", found.culprits) if complete else ("mismatch", "reading", scene.now)
-    finding = Finding(found.culprits[0], "mismatch", "user_code")
+    finding = Finding(found.culprits[0], "mismatch", "user_code", advice=ends.HANDLER_ADVICE if told else ())
     return Picture(
         "stuck", "mismatch", "user_code", found.culprits, wait, says, frames.where(stack.main) if stack else "", evidence, (), confidence, mark, finding
     )
+
+
+def _decided(found: Mismatch, wait: Wait, scene: Scene) -> bool:
+    """Whether those that have not come yet can no longer change who is in the minority."""
+    sizes = sorted((len(ranks) for _, ranks in found.classes), reverse=True)
+    coming = [rank for rank in wait.missing if rank in scene.ranks and alive(scene.ranks[rank])]
+    return len(coming) == 0 or sizes[0] - sizes[1] > len(coming)
 
 
 def limits_read(limits: Limits) -> float:
@@ -74,24 +90,44 @@ def deadlock(hang: Hang, waits: Sequence[Wait], wait: Wait, scene: Scene) -> Pic
         looked = [rank for rank in hang.cycle if (watch := scene.state.watches.get(rank)) is not None and watch.looks]
         ready = len(looked) == len(hang.cycle) or waited >= 3 * scene.limits.stack_s
     mark = ("cycle", hang.cycle) if ready else ("cycle", "reading", scene.now)
-    if len({waits[index].name for index in hang.waits}) == 1:  # monitored_barrier against a collective: two calls of one group, no order of groups
-        return _one_group(hang, waits, wait, lines, tuple(evidence), mark, scene)
+    told, more = ends.handled_text(hang.cycle, scene.ranks, wait.since, scene.snapshot)
+    evidence += more
+    # monitored_barrier or new_group against a collective: ranks are at different calls, there is no order of groups
+    if len({waits[index].name for index in hang.waits}) == 1 or any(waits[index].starting for index in hang.waits):
+        return _other_calls(hang, waits, wait, lines, tuple(evidence), mark, told, scene)
     says = "groups wait for each other: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
     return Picture("stuck", "group_order_deadlock", "user_code", hang.cycle, wait, says, evidence=tuple(evidence), mark=mark)
 
 
-def _one_group(
-    hang: Hang, waits: Sequence[Wait], wait: Wait, lines: Sequence[str], evidence: tuple[str, ...], mark: tuple[object, ...], scene: Scene
+def _other_calls(
+    hang: Hang, waits: Sequence[Wait], wait: Wait, lines: Sequence[str], evidence: tuple[str, ...], mark: tuple[object, ...], told: str, scene: Scene
 ) -> Picture:
     sides = sorted((sorted(set(hang.cycle).intersection(waits[index].waiters)) for index in hang.waits), key=len)
     culprits = tuple(sides[0]) if len(sides) == 2 and len(sides[0]) < len(sides[1]) else hang.cycle
     stack = fresh_stack(scene.ranks[culprits[0]], wait.since)
-    says = f"different operations in {wait.label}: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
-    finding = Finding(culprits[0], "mismatch", "user_code")
+    where = "" if any(waits[index].starting for index in hang.waits) else f" in {wait.label}"
+    says = f"different operations{where}: " + (_skipped(culprits, hang, waits) or "; ".join(lines[:4])) + f"; for {scene.age(wait.since):.0f} s{told}"
+    finding = Finding(culprits[0], "mismatch", "user_code", advice=ends.HANDLER_ADVICE if told else ())
     return Picture(
         "stuck", "mismatch", "user_code", culprits, wait, says, frames.where(stack.main) if stack else "", evidence, mark=mark, finding=finding,
         confidence="certain" if len(culprits) < len(hang.cycle) else "likely",
     )  # fmt: skip
+
+
+def _skipped(culprits: tuple[int, ...], hang: Hang, waits: Sequence[Wait]) -> str:
+    """`rank 2 skipped new_group (group 1), in which ranks 0-1 wait, and is in all_reduce #32 of default_pg`; "" where both sides are named."""
+    if len(culprits) == len(hang.cycle):
+        return ""
+    own = next((waits[index] for index in hang.waits if set(culprits) <= set(waits[index].waiters)), None)
+    other = next((waits[index] for index in hang.waits if waits[index] is not own and set(culprits) <= set(waits[index].missing)), None)
+    if own is None or other is None:
+        return ""
+    rest = sorted(set(hang.cycle).intersection(other.waiters))
+    verb = words.verb(culprits, "is", "are")
+    if other.starting:
+        text = f"{words.ranks_text(culprits)} skipped {words.place(other)}, in which {words.ranks_text(rest)} {words.verb(rest, 'waits', 'wait')}"
+        return f"{text}, and {verb} in {words.place(own)}"
+    return f"{words.ranks_text(culprits)} {verb} in {words.place(own)} while {words.ranks_text(rest)} {words.verb(rest, 'is', 'are')} in {words.place(other)}"
 
 
 def all_in(wait: Wait, scene: Scene) -> Picture:
@@ -99,11 +135,11 @@ def all_in(wait: Wait, scene: Scene) -> Picture:
     members = [rank for rank in wait.ranks if rank in scene.ranks and (wait.view is None or rank in wait.view.members or rank in wait.waiters)]
     broken: dict[int, Finding] = {}
     for rank in members:
-        finding = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now, scene.limits, in_collective=True)
+        finding = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now - scene.lag(rank), scene.limits, in_collective=True)
         if finding.cause != "unknown":
             broken[rank] = finding
     if wait.starting:
-        return _nobody_missing_at_start(wait, scene, waited)
+        return joins.nobody_missing(wait, scene, waited)
     if broken:
         best = min(broken.values(), key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank))
         culprits = tuple(sorted(rank for rank, finding in broken.items() if finding.cause == best.cause))
@@ -128,7 +164,7 @@ def all_in(wait: Wait, scene: Scene) -> Picture:
     elif wait.backend == "nccl":
         missing.append("which device has started it (TORCH_NCCL_ENABLE_TIMING is off)")
     return Picture(
-        "stuck" if waited >= limit else None,
+        "stuck" if waited - max((scene.lag(rank) for rank in members), default=0.0) >= limit else None,
         "all_entered",
         "network",
         wait.behind,
@@ -136,24 +172,5 @@ def all_in(wait: Wait, scene: Scene) -> Picture:
         says,
         evidence=tuple(evidence),
         missing_evidence=tuple(missing),
-        confidence="likely",
-    )
-
-
-def _nobody_missing_at_start(wait: Wait, scene: Scene, waited: float) -> Picture:
-    who = tuple(sorted(wait.waiters))
-    if wait.unknown:
-        text = f"{words.ranks_text(who)} {words.verb(who, 'waits', 'wait')} in {wait.label} for {waited:.0f} s; who has not come is not among the ranks seen"
-        return Picture(None, "store_wait", "unknown", (), wait, text, missing_evidence=(f"state of {words.ranks_text(wait.unknown)}",), confidence="partial")
-    text = f"no rank is missing in {wait.label}, and it does not complete for {waited:.0f} s"
-    level: VerdictName | None = "stuck" if waited >= scene.limits.startup_stuck_s else None
-    return Picture(
-        level,
-        "store_wait",
-        "network",
-        (),
-        wait,
-        text,
-        evidence=("every rank has called it: the store or the connections between ranks do not come about",),
         confidence="likely",
     )

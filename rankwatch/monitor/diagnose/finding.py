@@ -28,7 +28,8 @@ PRECEDENCE: tuple[Cause, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rank does. limit: which silence makes it stuck; at_once: evidence that cannot heal; never: it waits for a person.
+    """What one rank does. limit: which silence makes it stuck (pause: healthy jobs pause like that too); at_once: evidence that cannot heal;
+    never: it waits for a person.
 
     says: the clause in the summary, "it is in train.py:31:load_batch". silent_from: start of the silence that counts for a compile.
     """
@@ -38,10 +39,11 @@ class Finding:
     domain: Domain
     says: str = ""
     at: str = ""
-    limit: Literal["normal", "io", "compile", "at_once", "never"] = "normal"
+    limit: Literal["normal", "pause", "io", "compile", "at_once", "never"] = "normal"
     silent_from: float | None = None
     evidence: tuple[str, ...] = ()
     missing_evidence: tuple[str, ...] = ()
     confidence: Confidence = "certain"
     exit_code: int | None = None  # of a rank that ended without an exception
+    advice: tuple[str, ...] = ()  # next steps, where the cause's own do not fit
     ready: bool = True  # False: at_once evidence that has not lasted long enough

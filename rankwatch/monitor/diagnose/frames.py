@@ -4,63 +4,47 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-from rankwatch.model import Frame, Stack
+from rankwatch.model import Domain, Frame, Stack
+from rankwatch.monitor.diagnose import known_work
+from rankwatch.monitor.diagnose.known_work import PRECEDENCE, Known, Work
 
-Work = Literal["debugger", "compiling", "data_loading", "checkpointing", "external_io"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python3|<stdlib>|^<frozen|torchinductor_|(^|/)rankwatch/agent/"
     r"|(^|/)torch/(_\w+|ao|amp|autograd|backends|compiler|cuda|distributed|fx|jit|library|multiprocessing|nn|optim|profiler|utils|(serialization|functional|storage|hub|library|_\w+)\.py)(/|$)"
 )
-_PYTHON_FILE = re.compile(r"\.pyw?$|\.ipynb|ipykernel|ipython-input|^<stdin>$|^<string>$")
-
-# (kind, file pattern, function-name pattern): the first kind in this order that any frame of the main thread shows
-_KINDS: tuple[tuple[Work, re.Pattern[str], re.Pattern[str]], ...] = (
-    ("debugger", re.compile(r"(^|/)(pdb|bdb|ipdb)\.py$|/(ipdb|debugpy|pydevd|_pydevd_bundle|pudb)/|IPython/core/debugger"), re.compile("")),
-    (
-        "data_loading",
-        re.compile(r"torch/utils/data/(dataloader\.py|_utils/(fetch|pin_memory)\.py)$"),
-        re.compile(r"^(_try_get_data|_get_data|_next_data|__next__|__iter__|_shutdown_workers|_try_put_index|fetch|__init__)$"),
-    ),
-    ("data_loading", re.compile(r"/(webdataset|streaming/base|nvidia/dali|torchdata|ffcv|tensorflow/python/data|grain)/"), re.compile("")),
-    (
-        "checkpointing",
-        re.compile(r"torch/serialization\.py$"),
-        re.compile(r"^(_?save|_legacy_save|_?load|_legacy_load|load_tensor|persistent_load|write_record)$"),
-    ),
-    (
-        "checkpointing",
-        re.compile(
-            r"torch/distributed/(_shard/)?checkpoint/|(^|/)safetensors/|/checkpoint_engine/|/lightning/fabric/plugins/io/|/orbax/|/megatron/.*checkpointing"
-        ),
-        re.compile(""),
-    ),
-    (
-        "external_io",
-        re.compile(
-            r"(^|/)(requests|urllib3|botocore|boto3|s3fs|s3transfer|gcsfs|fsspec|aiohttp|httpx|httpcore|huggingface_hub|smart_open|wandb|mlflow|"
-            r"google/cloud/storage|azure/storage|paramiko|redis|psycopg2?|pymongo|minio)/|(<stdlib>|/lib/python3[^/]*)/(http/client|urllib/request|ftplib|socket|ssl|smtplib|shutil)\.py$"
-        ),
-        re.compile(""),
-    ),
-    (
-        "compiling",
-        re.compile(
-            r"torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py$|torch/_inductor/(async_compile|codecache|compile_fx|select_algorithm|autotune_process)\.py$"
-        ),
-        re.compile(r"^(?!__call__$)"),  # CompiledFxGraph.__call__ is the compiled code running, no compile
-    ),
+# checkouts of frameworks: code that a job may have changed, but whose line is told only where there is none of the job's own
+_FRAMEWORK = re.compile(
+    r"(^|/)(megatron/(core|training|legacy)|deepspeed/(runtime|ops|launcher|utils|comm)|(lightning/)?(pytorch|fabric)/(loops|trainer|strategies|plugins|callbacks|utilities)"
+    r"|pytorch_lightning|transformers/(models|integrations|utils|trainer\w*\.py|modeling_\w+\.py)|src/accelerate|src/(peft|trl)|torchtitan/(components|models|distributed|train\.py)"
+    r"|nemo/(core|collections|lightning|utils)|fairseq2?/(trainer|tasks|models|utils|data|recipes)|composer/(trainer|core|callbacks))(/|$|\.py$)"
 )
+_PYTHON_FILE = re.compile(r"\.pyw?$|\.ipynb|ipykernel|ipython-input|^<stdin>$|^<string>$")
 _POINT_TO_POINT = re.compile(r"^(recv|irecv|send|isend|batch_isend_irecv|monitored_barrier|recv_object_list|send_object_list)$")
 _BLOCKED = re.compile(r"torch/distributed/|torch/autograd/graph\.py$|torch/autograd/__init__\.py$|torch/cuda/(streams|__init__)\.py$")
+_THREAD_WAIT = re.compile(
+    r"((<stdlib>|/lib/python3[^/]*)/(threading|queue|selectors|concurrent/futures/\w+|asyncio/\w+|multiprocessing/(pool|dummy/\w+))"
+    r"|(site|dist)-packages/(anyio/_backends/\w+|trio/_core/\w+|uvloop/\w+|wandb/agents/\w+|joblib/parallel))\.py$"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
+    """A known kind of work. frame: the library's innermost frame of it; does: a clause after "it".
+
+    own: the job's own code runs inside it. inside: other kinds that are seen further in (a dataset that downloads).
+    """
+
     kind: Work
     frame: Frame
+    does: str = ""
+    domain: Domain = "user_code"
+    own: bool = False
+    inside: tuple[Work, ...] = ()
 
 
 def function(frame: Frame) -> str:
@@ -73,29 +57,80 @@ def is_user(frame: Frame) -> bool:
     return bool(_PYTHON_FILE.search(frame.file)) and not _LIBRARY.search(frame.file)
 
 
-def user_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(frame for frame in frames if is_user(frame))
 
 
-def where(frames: tuple[Frame, ...]) -> str:
-    """`train.py:31:load_batch`: innermost line of the job's code, "" where there is none: what is told as `at`."""
-    return next((frame.short for frame in frames if is_user(frame)), "")
+def where(frames: Sequence[Frame]) -> str:
+    """`train.py:31:load_batch`: innermost line of the job's code, "" where there is none: what is told as `at`.
+
+    A framework's checkout counts only where nothing else of the job's is on the stack.
+    """
+    own = user_frames(frames)
+    return next((frame.short for frame in own if not _FRAMEWORK.search(frame.file)), own[0].short if own else "")
 
 
-def innermost(frames: tuple[Frame, ...]) -> str:
+def innermost(frames: Sequence[Frame]) -> str:
     """The same for a sentence: without a line of the job's code the innermost Python line."""
     return where(frames) or next((frame.short for frame in frames if _PYTHON_FILE.search(frame.file)), "")
 
 
 def recognise(stack: Stack | None) -> Recognised | None:
     """The kind of work that the main thread is in, None when no rule knows it."""
-    if stack is None:
+    return recognise_frames(stack.main) if stack is not None else None
+
+
+def recognise_frames(frames: Sequence[Frame]) -> Recognised | None:
+    """The same of any thread. A library that only called the job's code says nothing; `known_work` tells the exceptions."""
+    found: dict[Work, tuple[Known, Frame, bool, int]] = {}
+    own = False
+    for depth, frame in enumerate(frames):
+        known = known_work.entries(frame.file, function(frame))
+        for each in known:
+            old = found.get(each.kind)
+            if old is None and (not own or each.over_user):
+                found[each.kind] = (each, frame, own, depth)
+            elif old is not None and each.kind == "external_io" and not own:  # what the job called says more than the socket that it ends in
+                found[each.kind] = (each, frame, own, old[3])
+        own = own or (not known and is_user(frame) and not _FRAMEWORK.search(frame.file))
+    kind = next((kind for kind in PRECEDENCE if kind in found), None)
+    if kind is None:
         return None
-    for kind, file, name in _KINDS:
-        for frame in stack.main:
-            if file.search(frame.file) and name.search(function(frame)):
-                return Recognised(kind, frame)
+    transfer = found.get("external_io")
+    if kind == "checkpointing" and transfer is not None:
+        saver = found[kind]
+        uploads = saver[0].wrapper and transfer[0].domain == "network"  # what a framework's save method does at the moment is an upload
+        prepares = transfer[2] and transfer[3] > saver[3]  # the job's own function, called by dataset.map, reads a file
+        kind = "external_io" if uploads or prepares else kind
+    entry, frame, own, depth = found[kind]
+    inside = tuple(other for other in PRECEDENCE if other in found and found[other][3] < depth)
+    return Recognised(kind, frame, entry.does, entry.domain, own, inside)
+
+
+def evaluation(frames: Sequence[Frame]) -> Frame | None:
+    """The frame that shows an evaluation, of the job or of a framework, by its function's name."""
+    for frame in frames:
+        if (is_user(frame) or known_work.EVALUATING_LIBRARIES.search(frame.file)) and known_work.evaluates(function(frame)):
+            return frame
     return None
+
+
+def waits_for_thread(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost Python frame, if the thread waits there for another thread or an event loop: what it waits for is elsewhere."""
+    for frame in frames:
+        if _PYTHON_FILE.search(frame.file):
+            return frame if _THREAD_WAIT.search(frame.file) else None
+    return None
+
+
+def in_event_loop(frames: Sequence[Frame]) -> bool:
+    """Whether an event loop runs and none of the job's coroutines does."""
+    for frame in frames:
+        if is_user(frame):
+            return False
+        if "/asyncio/" in frame.file or "/uvloop/" in frame.file:
+            return True
+    return False
 
 
 def in_point_to_point(stack: Stack | None) -> str:
@@ -126,13 +161,18 @@ def signature(stack: Stack) -> tuple[tuple[str, str, int], ...]:
     Library frames stay out where the job's are known: a sleeping DataLoader polls, and so flickers, for ever.
     """
     frames = user_frames(stack.main) or tuple(frame for frame in stack.main if _PYTHON_FILE.search(frame.file))
-    return tuple((frame.file, frame.name, frame.line) for frame in frames)
+    return tuple((frame.file, function(frame), frame.line) for frame in frames)
+
+
+def comparable(earlier: Stack | None, later: Stack | None) -> bool:
+    """Two samples of the same thread of one process, taken alike. Native and Python-only samples are not compared."""
+    if earlier is None or later is None or earlier.pid != later.pid or earlier.native or later.native:
+        return False
+    return bool(earlier.main and later.main) and earlier.threads[0].native_id == later.threads[0].native_id
 
 
 def moved(earlier: Stack | None, later: Stack | None) -> bool:
-    """Two samples of one process that differ. Native and Python-only samples are not compared."""
-    if earlier is None or later is None or earlier.pid != later.pid or earlier.native != later.native:
-        return False
-    if not earlier.main or not later.main:
+    """Two samples that can be compared and differ."""
+    if earlier is None or later is None or not comparable(earlier, later):
         return False
     return signature(earlier) != signature(later)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.model import Cause, Verdict
-from rankwatch.monitor.diagnose import words
+from rankwatch.monitor.diagnose import timeouts, words
 from rankwatch.monitor.diagnose.absent import absent
 from rankwatch.monitor.diagnose.entered import all_in, deadlock, mismatched
 from rankwatch.monitor.diagnose.graph import Hang
@@ -31,8 +31,10 @@ def primary(hang: Hang, waits: Sequence[Wait]) -> Wait:
 def rule(hang: Hang, waits: Sequence[Wait], trouble: Trouble | None, scene: Scene) -> Ruling:
     """The verdict on one hang, None while it is too young to be told."""
     wait = primary(hang, waits)
-    deadlines = [(each.deadline, each.timeout_s) for index in hang.waits if (each := waits[index]).deadline is not None]
-    deadline, timeout = min(deadlines, key=lambda pair: pair[0] or 0.0) if deadlines else (None, wait.timeout_s)
+    if all(waits[index].presumed for index in hang.waits):
+        return Ruling(None, hang.roots, wait.since, None)
+    ends = [each for index in hang.waits if (each := waits[index]).deadline is not None]
+    first = min(ends, key=lambda each: each.deadline or 0.0, default=wait)
     if hang.cycle:
         picture = deadlock(hang, waits, wait, scene)
     elif hang.roots:
@@ -41,8 +43,23 @@ def rule(hang: Hang, waits: Sequence[Wait], trouble: Trouble | None, scene: Scen
         picture = mismatched(wait, scene)
     else:
         picture = all_in(wait, scene)
-    noticed = any(scene.age(since) >= notice_s for since, _, _, notice_s, _ in clocks(hang, waits))
-    return _decide(picture, hang, deadline, timeout, noticed, trouble, scene)
+    lag = _lag(picture, scene)
+    noticed = any(scene.age(since) - lag >= scene.limits.notice_after_s(notice_s, timeout_s) for since, timeout_s, _, notice_s, _ in clocks(hang, waits))
+    return _decide(picture, hang, first, noticed, trouble, scene)
+
+
+def _lag(picture: Picture, scene: Scene) -> float:
+    """How old the report is that the verdict rests on: of the culprits, and of one rank that waits; of all that wait where none is missing."""
+    waiting = [scene.lag(rank) for rank in picture.wait.waiters]
+    seen = min(waiting, default=0.0) if picture.culprits else max(waiting, default=0.0)
+    return max(seen, *(scene.lag(rank) for rank in picture.culprits), 0.0)
+
+
+def _outlives(picture: Picture, scene: Scene) -> bool:
+    """Whether a rank is known to wait still, after the culprits have ended: a report from before that proves nothing."""
+    ends = [process.exited_at for rank in picture.culprits if rank in scene.ranks and (process := scene.ranks[rank].process) is not None]
+    reported = scene.now - min((scene.lag(rank) for rank in picture.wait.waiters), default=0.0)
+    return all(at is None or reported >= scene.now - 0.5 or reported >= at + scene.limits.settle_s for at in ends)
 
 
 def clocks(hang: Hang, waits: Sequence[Wait]) -> list[Clock]:
@@ -51,21 +68,26 @@ def clocks(hang: Hang, waits: Sequence[Wait]) -> list[Clock]:
     return sorted(found, key=lambda clock: (clock[1] or 1e9, clock[0]))[:64]
 
 
-def _decide(picture: Picture, hang: Hang, deadline: float | None, timeout: float | None, noticed: bool, trouble: Trouble | None, scene: Scene) -> Ruling:
+def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Trouble | None, scene: Scene) -> Ruling:
+    """ends: the wait whose watchdog comes first."""
     wait, limits = picture.wait, scene.limits
-    waited = scene.age(wait.since)
+    timeout, last = ends.timeout_s, ends.deadline + ends.maybe_s if ends.deadline is not None else None
+    lag = _lag(picture, scene)
+    waited = scene.age(wait.since) - lag
     level = picture.level
     if picture.mark:
         agrees = scene.snapshot.final or (trouble is not None and trouble.finding == picture.mark and trouble.agree + 1 >= limits.agree_polls)
-        if not (agrees and waited >= limits.settle_s):
+        if not (agrees and waited >= limits.settle_s and _outlives(picture, scene)):
             level = "slow" if noticed else None
     elif level is None and noticed:
         level = "slow"
-    left = deadline - scene.now if deadline is not None else None
-    if level == "slow" and left is not None and timeout and left < limits.imminent_left_s(timeout):
+    left = ends.deadline - scene.now if ends.deadline is not None else None
+    if level == "slow" and left is not None and timeout and left + lag < limits.imminent_left_s(timeout):
         level = "timeout_imminent"
     if level is None:
-        return Ruling(None, picture.culprits, wait.since, deadline, picture.mark)
+        return Ruling(None, picture.culprits, wait.since, last, picture.mark)
+    if unknown := timeouts.unknown_why(ends):
+        left = None
     both_sides = bool(hang.cycle) or (picture.cause == "mismatch" and wait.mismatch is not None and not wait.mismatch.majority)
     waiting = hang.waiting if both_sides else tuple(rank for rank in hang.waiting if rank not in picture.culprits)
     confidence = picture.confidence
@@ -76,14 +98,16 @@ def _decide(picture: Picture, hang: Hang, deadline: float | None, timeout: float
         confidence = "partial" if confidence == "likely" and picture.cause not in _ABSENCES else confidence
         evidence = (*evidence, f"the recorder of {lost} rank{'' if lost == 1 else 's'} has dropped old entries")
     chain = len(hang.waits) - 1
-    summary = picture.says + words.tail(waiting, left) + words.seen(scene.ranks, scene.snapshot)
+    when = "; when the timeout comes is not known" if unknown else ""
+    summary = picture.says + words.tail(waiting, left) + when + words.seen(scene.ranks, scene.snapshot)
     if chain > 0:
         evidence = (*evidence, f"{chain} more {'group waits' if chain == 1 else 'groups wait'} behind it")
     verdict = Verdict(
         key=trouble.key if trouble else "", verdict=level, cause=picture.cause, domain=picture.domain, culprit_ranks=picture.culprits,
-        waiting_ranks=waiting, since=wait.since,
+        waiting_ranks=waiting, since=wait.since, timeout_known=not unknown,
         summary=summary, unknown_ranks=words.unknown(scene.ranks, scene.snapshot), at=picture.at, group=words.waited_on(wait), timeout_s=timeout,
-        timeout_left_s=left, confidence=confidence, advice=words.advice(picture.cause, picture.finding), evidence=evidence,
-        missing_evidence=picture.missing_evidence,
+        timeout_left_s=left, confidence=confidence, evidence=evidence,
+        advice=(*timeouts.advice(ends, level, scene.age(ends.since)), *words.advice(picture.cause, picture.finding)),
+        missing_evidence=(*picture.missing_evidence, unknown) if unknown else picture.missing_evidence,
     )  # fmt: skip
-    return Ruling(verdict, picture.culprits, wait.since, deadline, picture.mark)
+    return Ruling(verdict, picture.culprits, wait.since, last, picture.mark)

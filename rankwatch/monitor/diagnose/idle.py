@@ -1,4 +1,4 @@
-"""A job that moves no more, with nothing open in any recorder: point-to-point waits, collectives in CUDA graphs.
+"""A job that moves no more, with nothing open in any recorder: point-to-point waits, collectives in CUDA graphs, recorders that are off.
 
 No watchdog sees this and no timeout will come. What is said is careful: slow, confidence partial, never a page.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from statistics import median
 
 from rankwatch.model import RankState, Verdict, Want
-from rankwatch.monitor.diagnose import frames, words
-from rankwatch.monitor.diagnose.progress import progresses
+from rankwatch.monitor.diagnose import frames, inside, stores, words
+from rankwatch.monitor.diagnose.progress import progresses, silent_since
 from rankwatch.monitor.diagnose.scene import Scene
 
 TYPE_CHECKING = False
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankwatch.monitor.diagnose.wants import Asked
+
+_RECORDER_ADVICE = (
+    "Compare the ranks' stacks: which of them are in another call than the rest, or in none.",
+    "Give torch's flight recorder its buffer back (TORCH_FR_BUFFER_SIZE=2000, the default here): it tells who has not entered what.",
+)
 
 
 def mark(ranks: Mapping[int, RankState]) -> tuple[object, ...]:
@@ -44,12 +49,36 @@ def _steps(scene: Scene) -> bool:
     return all(rank.steps >= scene.limits.idle_steps and rank.last_step_at is not None for rank in scene.ranks.values())
 
 
+def _unrecorded(scene: Scene) -> bool:
+    """Whether no rank has ever reported a collective: its recorder may be off, and then only stacks show a wait."""
+    return not any(rank.collectives or any(rank.enqueued.values()) or any(rank.completed.values()) for rank in scene.ranks.values())
+
+
+def _still_for(scene: Scene, since: float, sample: list[int]) -> float:
+    """Seconds since the last of these ranks got anywhere; 0 while one of them is not watched."""
+    watches = scene.state.watches
+    return scene.age(max(silent_since(watches[rank], since) for rank in sample)) if all(rank in watches for rank in sample) else 0.0
+
+
+def _calls(scene: Scene, standing: list[int], since: float) -> dict[int, str]:
+    """Where no recorder works: the call that each rank sits in, if a collective is among them and nothing has moved for long enough."""
+    if not _unrecorded(scene) or _still_for(scene, since, standing) < scene.limits.idle_min_s:
+        return {}
+    calls = {rank: inside.call(stack) or ("backward" if inside.backward(stack) else "") for rank in standing if (stack := scene.ranks[rank].stack)}
+    if all(name in ("", "backward") for name in calls.values()):
+        return {}
+    return {rank: name or frames.innermost(stack.main) for rank, name in calls.items() if (stack := scene.ranks[rank].stack)}
+
+
 def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[Want]]:
     """Called when `due`. Asks for stacks first; two equal samples of a rank show that it stands."""
     ranks, limits = scene.ranks, scene.limits
     sample = sorted(ranks)[: limits.max_stacks]
     steps = _steps(scene)
-    every = limits.restack_s if steps else max(limits.restack_s, scene.age(since) / 4)  # a server may idle for days
+    every = limits.restack_s
+    if not steps:  # a server may idle for days
+        still = _still_for(scene, since, sample) if _unrecorded(scene) else 0.0
+        every = max(every, (still or scene.age(since)) / 4)
     chosen = asked.due("stacks", sample, every, limits.max_stacks)
     wanted = [Want("stacks", chosen, "no step and nothing open")] if chosen else []
     graphs = any(rank.cudagraph for rank in ranks.values())  # a waiter of a graph spins, so CPU says nothing there
@@ -63,31 +92,43 @@ def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[
         standing.append(number)
     talking = tuple(number for number in standing if frames.in_point_to_point(ranks[number].stack))
     silent = tuple(number for number in standing if number not in talking)
-    if not steps and not talking:
+    held = {number: name for number in standing if (name := stores.seen(ranks[number], since))} if not talking and not graphs else {}
+    calls = _calls(scene, standing, since) if not talking and not held and not graphs else {}
+    if not steps and not talking and not held and not calls:
         return [], wanted
+    if steps and not talking and not held and not calls and not graphs and (chosen := asked.due("native_stack", standing[:1], limits.idle_min_s, 1)):
+        wanted.append(Want("native_stack", chosen, "no step and nothing open"))  # a wait in the store has no Python frame
     culprits = silent if talking and len(silent) == 1 and len(standing) == len(ranks) else ()
     at = frames.where(stack.main) if culprits and (stack := ranks[culprits[0]].stack) else ""
     lines = tuple(f"rank {number} is in {frames.innermost(stack.main)}" for number in standing if (stack := ranks[number].stack))
     why = "a collective captured in a CUDA graph is suspected" if graphs else "a point-to-point wait is suspected" if talking else "nothing open is recorded"
-    what = "has stepped" if steps else "has moved"
-    summary = f"no rank {what} for {scene.age(since):.0f} s and no recorded collective is open; {why}"
+    if held:
+        why = f"{words.ranks_text(held)} {words.verb(tuple(held), 'waits', 'wait')} in {next(iter(held.values()))} of the store, for a key that nobody has set"
+    summary = f"no rank {'has stepped' if steps else 'has moved'} for {scene.age(since):.0f} s and no recorded collective is open; {why}"
+    missing = "what the ranks wait for: neither the recorder nor the watchdog sees point-to-point calls on gloo or graph replays"
+    if calls:
+        still = _still_for(scene, since, standing)
+        text, since = inside.together(calls), scene.now - still
+        who = "no rank has" if len(standing) == len(ranks) else f"none of {words.ranks_text(standing)} has"
+        summary, lines = f"{who} moved for {still:.0f} s: {text}; no recorder tells of collectives", (text, *lines)
+        missing = "which collectives are open: the ranks' recorders hold none (is TORCH_FR_BUFFER_SIZE 0?)"
     if culprits:
         summary += f"; {words.ranks_text(talking)} wait in point-to-point calls, {words.ranks_text(culprits)} {words.verb(culprits, 'does', 'do')} not"
     return [
         Verdict(
             key="",
             verdict="slow",
-            cause="unknown",
-            domain="unknown",
+            cause="store_wait" if held else "unknown",
+            domain="user_code" if held else "unknown",
             culprit_ranks=culprits,
-            waiting_ranks=talking,
+            waiting_ranks=talking or tuple(calls),
             since=since,
             summary=summary,
             at=at,
             confidence="partial",
-            advice=_advice(graphs),
+            advice=stores.ADVICE if held else _RECORDER_ADVICE if calls else _advice(graphs),
             evidence=lines,
-            missing_evidence=("what the ranks wait for: neither the recorder nor the watchdog sees point-to-point calls on gloo or graph replays",),
+            missing_evidence=(missing,),
         )
     ], wanted
 

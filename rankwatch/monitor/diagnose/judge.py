@@ -5,7 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import JobSnapshot, RankState, Verdict, Want
-from rankwatch.monitor.diagnose import causes, deaths, ends, graph, hangs, idle, lateness, pairing, progress, waits, wants
+from rankwatch.monitor.diagnose import (
+    causes,
+    clocks,
+    deaths,
+    ends,
+    graph,
+    hangs,
+    idle,
+    lateness,
+    ledger,
+    messages,
+    pairing,
+    progress,
+    repeats,
+    suspended,
+    timeouts,
+    unhealed,
+    victims,
+    waits,
+    wants,
+)
 from rankwatch.monitor.diagnose import frames as stack_frames
 from rankwatch.monitor.diagnose.graph import Hang
 from rankwatch.monitor.diagnose.scene import Scene
@@ -31,10 +51,13 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
     if snapshot.now != now:
         snapshot = replace(snapshot, now=now, wall_at=snapshot.wall_at + now - snapshot.now)
     if state.attempt != snapshot.attempt:
-        state = State(attempt=snapshot.attempt, minted=state.minted)
+        past = repeats.ended(state)
+        state = State(attempt=snapshot.attempt, minted=state.minted, past=past, ledger=ledger.ended(state.ledger) if state.ledger is not None else None)
     ranks, offsets = fresh_ranks(snapshot, limits.report_stale_s)
-    state = _clocks(state, snapshot, limits)
-    state = replace(state, letters=_letters(state, ranks, now), joins_failed=ends.joins_failed(state, ranks))
+    ranks = ends.believed(ranks)
+    state = clocks.look(state, snapshot, limits)
+    state = suspended.observe(replace(state, letters=_letters(state, ranks, now)), ranks, now, limits)
+    state = replace(state, joins_failed=ends.joins_failed(state, ranks))
     running, frame_times = causes.frame_times(state, ranks, now)
     known_deaths = deaths.observe(state, snapshot, ranks)
     if snapshot.ending and state.ending_at is None:
@@ -48,6 +71,9 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
     if state.failure_held:
         living = tuple(sorted(rank.rank for rank in ranks.values() if alive(rank)))
         return state, state.last, (Want("recorder", living, "what the peers of an aborted rank called"),) if living else ()
+    if state.suspended_at is not None:
+        state, verdicts = suspended.judge(state, snapshot, ranks, limits)
+        return state, verdicts, ()
     if state.quiet > 0:
         return replace(state, quiet=state.quiet - 1), state.last, ()
     return _running(state, snapshot, ranks, offsets, limits)
@@ -58,6 +84,7 @@ def _running(
 ) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:
     now = snapshot.now
     views = build(snapshot, dict(ranks))
+    state = replace(state, extensions=timeouts.spent(state.extensions, views, ranks, now))
     opens = waits.track_opens(state, views, offsets, snapshot)
     state = replace(state, opens=opens)
     starting, sights = waits.startup_waits(ranks, snapshot, state, limits)
@@ -65,20 +92,19 @@ def _running(
     found = [*entered, *starting, *waits.barrier_waits(ranks, snapshot, state, limits)]
     troubles_found, in_cycles = _resolve(found, ranks, state)
     state = replace(state, startups={**sights, **all_in}, watches=_watches(state, troubles_found, in_cycles, found, ranks, now, limits))
-    scene = Scene(state, snapshot, ranks, limits)
+    scene = Scene(state, snapshot, ranks, limits, {node.node: node.report_age_s for node in snapshot.nodes})
     state, cases = _rule(state, troubles_found, found, scene)
     scene = replace(scene, state=state)
     asked = wants.Asked(state.asked, now, 10 * limits.restack_s)
     wanted, native = wants.wants(cases, found, scene, asked)
     verdicts = [trouble.verdict for _, _, trouble in cases if trouble.verdict is not None]
+    costs = ledger.observe(state.ledger or ledger.Ledger(), cases, found, views.values(), scene)
 
-    leads, diverged, more = pairing.look(views.values(), scene, asked)
-    late, stragglers = lateness.look(views.values(), scene)
-    wanted += more
-    diverged = {key: replace(verdict, key=f"a{snapshot.attempt}-diverged-{key[0]}") for key, verdict in diverged.items()}
-    if not verdicts:
-        verdicts += [replace(verdict, key=f"a{snapshot.attempt}-straggler-{verdict.culprit_ranks[0]}") for verdict in stragglers]
-    verdicts += diverged.values()
+    leads, paired, diverged, more = pairing.look(views.values(), found, scene, asked)
+    late, stragglers, stacks = lateness.look(views.values(), scene, asked, bool(verdicts))
+    wanted += [*more, *stacks]
+    verdicts += [replace(verdict, key=f"a{snapshot.attempt}-straggler-{verdict.culprit_ranks[0]}") for verdict in stragglers]
+    verdicts += pairing.told(diverged, snapshot.attempt)
     moves = idle.mark(ranks)
     since = state.idle_since if state.idle_since is not None and state.idle_mark == moves and not found else now
     if not found and idle.due(scene, since):
@@ -86,22 +112,17 @@ def _running(
         verdicts += [replace(verdict, key=f"a{snapshot.attempt}-idle") for verdict in silent]
         wanted += more
     state = replace(
-        state, leads=leads, diverged=diverged, lateness=late, asked=asked.times, idle_since=since, idle_mark=moves,
+        state, leads=leads, paired=paired, diverged=diverged, lateness=late, asked=asked.times, idle_since=since, idle_mark=moves, ledger=costs,
         troubles=tuple(replace(trouble, native_asked=True) if trouble.key in native else trouble for trouble in state.troubles),
     )  # fmt: skip
+    verdicts += unhealed.of(state.last, verdicts, ranks)
     state, verdicts = _post_mortem(state, verdicts, found, scene)
     if state.failure is not None:
         verdicts = [state.failure, *(verdict for verdict in verdicts if verdict.key != state.failure.key)]
     return replace(state, last=tuple(verdicts)), tuple(verdicts), tuple(wanted)
 
 
-# -- clocks and processes ------------------------------------------------------------------------------------------------------
-
-
-def _clocks(state: State, snapshot: JobSnapshot, limits: Limits) -> State:
-    if snapshot.gap_s <= limits.max_gap_s:
-        return state
-    return replace(state, quiet=limits.quiet_polls, pauses=(*state.pauses, (snapshot.now, snapshot.gap_s))[-16:])
+# -- processes -----------------------------------------------------------------------------------------------------------------
 
 
 def _letters(state: State, ranks: Mapping[int, RankState], now: float) -> dict[int, tuple[str, float, int]]:
@@ -125,7 +146,23 @@ def _resolve(found: Sequence[Wait], ranks: Mapping[int, RankState], state: State
     loose = {rank for hang in result for rank in _not_blocked(hang, found, ranks, state)}
     if loose:
         result = graph.hangs(found, lambda rank, _wait: alive(ranks[rank]) and rank not in loose)
-    return result, in_cycles
+    return _behind_others(result, found, ranks), in_cycles
+
+
+def _behind_others(result: Sequence[Hang], found: Sequence[Wait], ranks: Mapping[int, RankState]) -> list[Hang]:
+    """A hang whose absent ranks all wait in point-to-point calls themselves is a part of one that has another root: gloo's recorder shows no such wait."""
+    talking = {
+        rank for hang in result if not hang.cycle for rank in hang.roots
+        if stack_frames.in_point_to_point(fresh_stack(ranks[rank], min(found[index].since for index in hang.waits)))
+    }  # fmt: skip
+    parts = [hang for hang in result if hang.roots and talking.issuperset(hang.roots)]
+    others = [hang for hang in result if hang not in parts and not hang.hung]
+    if not parts or not others:
+        return list(result)
+    first = min(others, key=lambda hang: min(found[index].since for index in hang.waits))
+    waiting = {rank for hang in (first, *parts) for rank in (*hang.waiting, *(hang.roots if hang is not first else ()))}
+    whole = replace(first, waits=tuple(sorted({index for hang in (first, *parts) for index in hang.waits})), waiting=tuple(sorted(waiting - set(first.roots))))
+    return [whole, *(hang for hang in others if hang is not first), *(hang for hang in result if hang.hung and hang not in parts)]
 
 
 def _not_blocked(hang: Hang, found: Sequence[Wait], ranks: Mapping[int, RankState], state: State) -> list[int]:
@@ -155,7 +192,7 @@ def _watches(
     for hang in troubles:
         wait = hangs.primary(hang, found)
         look = min(limits.look_s, limits.stuck_after_s(wait.timeout_s, first=wait.first) / 2.5)
-        for rank in (*hang.roots, *hang.cycle):
+        for rank in (*hang.roots, *hang.cycle, *messages.others(hang.roots, wait.since, ranks)):
             old = due.get(rank)
             due[rank] = (0.0 if old else wait.since, min(look, old[1]) if old else look)
     for rank in in_cycles:  # spinning or idle is all that is asked of a cycle
@@ -170,7 +207,7 @@ def _watches(
         if old_watch is not None and old_watch.look_at < since:
             old_watch = None  # a look that began before the wait would count the work before it
         watches[rank] = progress.observe(old_watch, ranks[rank], now, look, limits)
-    return watches
+    return progress.with_lock_holders(watches, ranks)
 
 
 def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: Scene) -> tuple[State, list[wants.Case]]:
@@ -187,7 +224,7 @@ def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: 
         if old is None:
             minted += 1
             old = Trouble(f"a{scene.snapshot.attempt}-hang-{minted}", keys, frozenset(), ruling.since, now)
-        verdict = replace(ruling.verdict, key=old.key) if ruling.verdict is not None else None
+        verdict = repeats.told(replace(ruling.verdict, key=old.key), state) if ruling.verdict is not None else None
         agree = old.agree + 1 if ruling.mark and ruling.mark == old.finding else 1 if ruling.mark else 0
         trouble = replace(
             old, waits=keys, culprits=frozenset(ruling.culprits), since=ruling.since, seen=now, agree=agree, finding=ruling.mark,
@@ -210,8 +247,13 @@ def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]
     if judged.verdict is None:
         return state
     culprits = set(judged.verdict.culprit_ranks)
-    told = next((trouble for trouble in state.troubles if trouble.verdict is not None and culprits & trouble.culprits), None)
-    verdict = replace(judged.verdict, key=told.key) if told is not None else judged.verdict
+    if state.failure is not None and state.failure.culprit_ranks and not culprits:
+        return state  # named before that evidence was gone
+    told = next((trouble.key for trouble in state.troubles if trouble.verdict is not None and culprits & trouble.culprits), None)
+    held = (each for each in state.last if each.verdict in unhealed.OF_WAITS and each.waiting_ranks)
+    told = told or next((each.key for each in held if culprits & {*each.culprit_ranks}), None)
+    verdict = replace(judged.verdict, key=told) if told is not None else judged.verdict
+    verdict = repeats.told(verdict, state)
     return replace(state, failure=verdict, failure_weak=judged.weak)
 
 
@@ -240,14 +282,29 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
             return state, list(state.frozen)
         state = replace(state, frozen=(), frozen_at=None, troubles=())
         return state, verdicts
-    told = {verdict.key for verdict in state.last} | {verdict.key for verdict in verdicts}
+    last = {verdict.key: verdict for verdict in state.last}
+    followers = victims.followers(state, scene.ranks)
+    told = last.keys() | {verdict.key for verdict in verdicts}
     fired = [
         trouble for trouble in state.troubles
-        if trouble.deadline is not None and trouble.verdict is not None and trouble.key in told
-        and (now >= trouble.deadline if trouble.seen == now else now >= trouble.deadline - 1.0)
+        if trouble.verdict is not None and trouble.key in told
+        and (_has_ended(trouble, now) or _followed(last.get(trouble.key), followers))
     ]  # fmt: skip
     if not fired:
         return state, verdicts
+    # who ends of it is seen before it has left its wait, and would be blamed for it
+    before = [last.get(verdict.key, verdict) for verdict in verdicts]
+    frozen = [verdict for verdict in before if not verdict.culprit_ranks or not followers.issuperset(verdict.culprit_ranks)]
     keys = {verdict.key for verdict in verdicts}
-    frozen = (*verdicts, *(trouble.verdict for trouble in fired if trouble.verdict is not None and trouble.key not in keys))
-    return replace(state, frozen=frozen, frozen_at=now), list(frozen)
+    frozen += [last.get(trouble.key, trouble.verdict) for trouble in fired if trouble.verdict is not None and trouble.key not in keys]
+    return replace(state, frozen=tuple(frozen), frozen_at=now), frozen
+
+
+def _has_ended(trouble: Trouble, now: float) -> bool:
+    """Whether its watchdog has fired."""
+    return trouble.deadline is not None and (now >= trouble.deadline if trouble.seen == now else now >= trouble.deadline - 1.0)
+
+
+def _followed(told: Verdict | None, followers: frozenset[int]) -> bool:
+    """Whether ranks that waited in a trouble that was told have ended of it."""
+    return told is not None and told.verdict in ("stuck", "timeout_imminent") and not followers.isdisjoint(told.waiting_ranks)

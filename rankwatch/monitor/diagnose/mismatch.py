@@ -33,6 +33,20 @@ _EQUAL_SIZES = frozenset(
     }
 )
 _EQUAL_ON_GLOO = frozenset({"all_gather", "allgather", "allgather_coalesced", "reduce_scatter"})
+# The list and the tensor form of one operation meet: what they exchange is the same.
+_FAMILY = {
+    "allgather": "all_gather",
+    "_all_gather_base": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+}
+# Operations that combine element by element: there the shape, beside the number of elements, has to have one meaning.
+_REDUCING = frozenset({"all_reduce", "allreduce", "allreduce_coalesced", "all_reduce_coalesced", "reduce", "_reduce_scatter_base", "reduce_scatter_tensor"})
 _DTYPE_BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8}
 
 
@@ -43,7 +57,7 @@ class Mismatch:
     classes: tuple[tuple[str, tuple[int, ...]], ...]
     culprits: tuple[int, ...]
     majority: bool
-    differs: str  # "operation" | "number of elements" | "dtype" | "members'
+    differs: str  # "operation" | "number of elements" | "dtype" | "shape" | "members"
 
 
 def say(entry: Collective) -> str:
@@ -69,19 +83,27 @@ def size_bytes(entry: Collective) -> int:
     return (elements(entry) or 0) * max((_DTYPE_BYTES.get(dtype, 4) for dtype in entry.dtypes), default=1)
 
 
-def compare(entries: Mapping[int, Collective], strict: bool = False) -> Mismatch | None:
+def kind(entry: Collective) -> Collective:
+    """The call without what may differ between ranks or does not tell calls apart: two calls of one kind are alike."""
+    if entry.op not in _EQUAL_SIZES:
+        return Collective("", 0, 0, entry.op)
+    sizes = entry.input_sizes if entry.op in _REDUCING or not entry.input_sizes else ((elements(entry) or 0,),)
+    return Collective("", 0, 0, entry.op, sizes, (), tuple(sorted(set(entry.dtypes))))
+
+
+def compare(entries: Mapping[int, Collective], strict: bool = False, shapes: bool = False) -> Mismatch | None:
     """The disagreement among ranks at one sequence number; None when they agree or nothing can be said.
 
-    Compared in this order: operation, number of elements (shapes may differ), dtype where both sides have one. strict: sizes are compared
-    for operations that may be uneven on some backends too, as gloo's all_gather may not.
+    Compared in this order: operation, number of elements, dtype where both sides have one. strict: sizes are compared for operations that
+    may be uneven on some backends too, as gloo's all_gather may not. shapes: for reductions the shape as well, which makes nothing hang.
     """
     by_op: dict[str, list[int]] = defaultdict(list)
     for rank, entry in entries.items():
-        by_op[entry.op].append(rank)
+        by_op[_FAMILY.get(entry.op, entry.op)].append(rank)
     if len(by_op) > 1:
         return _split(by_op.values(), entries, "operation")
-    op = next(iter(by_op), "")
-    if op not in _EQUAL_SIZES and not (strict and op in _EQUAL_ON_GLOO):
+    ops = {entry.op for entry in entries.values()}
+    if not all(op in _EQUAL_SIZES or (strict and op in _EQUAL_ON_GLOO) for op in ops):
         return None
     by_size: dict[int, list[int]] = defaultdict(list)
     for rank, entry in entries.items():
@@ -93,7 +115,28 @@ def compare(entries: Mapping[int, Collective], strict: bool = False) -> Mismatch
     for rank, entry in entries.items():
         if entry.dtypes:
             by_dtype[tuple(sorted(set(entry.dtypes)))].append(rank)
-    return _split(by_dtype.values(), entries, "dtype") if len(by_dtype) > 1 else None
+    if len(by_dtype) > 1:
+        return _split(by_dtype.values(), entries, "dtype")
+    return _by_shape(entries) if shapes and ops <= _REDUCING else None
+
+
+def _by_shape(entries: Mapping[int, Collective]) -> Mismatch | None:
+    """Equally many elements in another order of dimensions. A flattened tensor is laid out as the one that it was made of."""
+    by_shape: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
+    for rank, entry in entries.items():
+        by_shape[entry.input_sizes].append(rank)
+    shapes = sorted(by_shape, key=lambda sizes: -len(by_shape[sizes]))
+    if len(shapes) < 2 or all(_alike(shapes[0], sizes) for sizes in shapes[1:]):
+        return None
+    return _split(by_shape.values(), entries, "shape")
+
+
+def _alike(one: tuple[tuple[int, ...], ...], other: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether each tensor of one is that of the other with neighbouring dimensions merged."""
+    if len(one) != len(other):
+        return True  # as lists of tensors they are laid out one after the other
+    pairs = [({prod(a[:n]) for n in range(1, len(a) + 1)}, {prod(b[:n]) for n in range(1, len(b) + 1)}) for a, b in zip(one, other, strict=True)]
+    return all(a - {1} <= b or b - {1} <= a for a, b in pairs)
 
 
 def compare_members(members: Mapping[int, tuple[int, ...]]) -> Mismatch | None:

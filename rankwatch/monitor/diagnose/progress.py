@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from rankwatch.model import RankState
-from rankwatch.monitor.diagnose.frames import moved
+from rankwatch.monitor.diagnose.frames import comparable, moved
 from rankwatch.monitor.diagnose.state import Watch
 from rankwatch.monitor.policy import Limits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LOCK_FILE = re.compile(r"(^|/)filelock/|torch/utils/file_baton\.py$")
 
 
 def marks(rank: RankState) -> tuple[object, ...]:
@@ -23,28 +30,60 @@ def observe(watch: Watch | None, rank: RankState, now: float, look_s: float, lim
     """
     process = rank.process
     cpu = max(process.tree_cpu_s, process.cpu_s) if process else 0.0
-    io = process.io_bytes if process else 0
+    io, disk, net = (process.io_bytes, process.disk_bytes, process.net_bytes) if process else (0, 0, 0)
     stack_at = rank.stack.at if rank.stack else 0.0
     signs = marks(rank)
     if watch is None:
-        return Watch(since=now, look_at=now, cpu_s=cpu, io_bytes=io, marks=signs, stack_at=stack_at)
+        return Watch(since=now, look_at=now, cpu_s=cpu, io_bytes=io, marks=signs, stack_at=stack_at, disk_bytes=disk, net_bytes=net)
     if signs != watch.marks:
         watch = replace(watch, marks=signs, last_progress=now, why="a new phase or step")
     if rank.stack is not None and stack_at > watch.stack_at:
-        if watch.stack_at and moved(rank.earlier_stack, rank.stack) and rank.earlier_stack is not None and rank.earlier_stack.at >= watch.since - look_s:
-            watch = replace(watch, last_progress=max(watch.last_progress or 0.0, min(now, stack_at)), why="its stack moves")
-        watch = replace(watch, stack_at=stack_at)
+        watch = _stack_taken(watch, rank, now, look_s)
     elapsed = now - watch.look_at
     if elapsed < look_s:
         return watch
     ratio = max(0.0, cpu - watch.cpu_s) / elapsed
-    moved_bytes = io - watch.io_bytes
-    watch = replace(watch, look_at=now, cpu_s=cpu, io_bytes=io, looks=watch.looks + 1, busy_ratio=ratio)
+    files = max(io - watch.io_bytes, disk - watch.disk_bytes)  # what is read from storage is read by the process too
+    network = net - watch.net_bytes
+    watch = replace(watch, look_at=now, cpu_s=cpu, io_bytes=io, disk_bytes=disk, net_bytes=net, looks=watch.looks + 1, busy_ratio=ratio)
     if ratio >= limits.progress_cpu_ratio:
-        return replace(watch, last_progress=now, why=f"{ratio:.0%} of a core in its process tree")
-    if moved_bytes >= limits.progress_io_bytes:
-        return replace(watch, last_progress=now, why=f"{moved_bytes / 1e6:.1f} MB moved in {elapsed:.0f} s")
+        watch = replace(watch, last_progress=now, why=f"{ratio:.0%} of a core in its process tree")
+    if files + network >= limits.progress_io_bytes:
+        over = " over the network" if network > files else ""
+        watch = replace(watch, last_progress=now, why=f"{(files + network) / 1e6:.1f} MB moved{over} in {elapsed:.0f} s")
     return watch
+
+
+def _stack_taken(watch: Watch, rank: RankState, now: float, look_s: float) -> Watch:
+    """A sample counts against the one before it, if both are of this watch and of the same thread."""
+    earlier, stack = rank.earlier_stack, rank.stack
+    assert stack is not None
+    if not watch.stack_at or earlier is None or earlier.at < watch.since - look_s or not comparable(earlier, stack):
+        return replace(watch, stack_at=stack.at, same_samples=0)
+    if moved(earlier, stack):
+        return replace(watch, stack_at=stack.at, same_samples=0, last_progress=max(watch.last_progress or 0.0, min(now, stack.at)), why="its stack moves")
+    return replace(watch, stack_at=stack.at, same_samples=watch.same_samples + 1, same_since=watch.same_since if watch.same_samples else earlier.at)
+
+
+def with_lock_holders(watches: Mapping[int, Watch], ranks: Mapping[int, RankState]) -> dict[int, Watch]:
+    """A rank whose compile waits for a lock gets on while a peer gets on with a compile of the same frame: its cache entry is made there."""
+    found = dict(watches)
+    for rank, watch in watches.items():
+        mine = {each.frame for each in ranks[rank].compiling if each.frame}
+        if not mine or not _waits_for_a_lock(ranks[rank]):
+            continue
+        peers = [other for other in watches if other != rank and any(each.frame in mine for each in ranks[other].compiling)]
+        moved_at = max((watches[peer].last_progress or 0.0 for peer in peers), default=0.0)
+        if moved_at > (watch.last_progress or 0.0):
+            found[rank] = replace(watch, last_progress=moved_at, why="it waits for a lock while a peer compiles the same frame")
+    return found
+
+
+def _waits_for_a_lock(rank: RankState) -> bool:
+    wait = rank.process.main_wait if rank.process is not None else None
+    if wait is not None and wait.call in ("flock", "fcntl"):
+        return True
+    return rank.stack is not None and any(_LOCK_FILE.search(frame.file) for frame in rank.stack.main)
 
 
 def silent_since(watch: Watch | None, since: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rankwatch.model import Cause, Confidence, Domain, JobSnapshot, RankState, Verdict, VerdictName
 from rankwatch.monitor.diagnose.finding import Finding
@@ -36,6 +36,7 @@ class Scene:
     snapshot: JobSnapshot
     ranks: Mapping[int, RankState]
     limits: Limits
+    lags: Mapping[str, float] = field(default_factory=dict)  # node -> age of its report, seconds
 
     @property
     def now(self) -> float:
@@ -43,6 +44,10 @@ class Scene:
 
     def age(self, since: float) -> float:
         return age(self.state.pauses, since, self.now)
+
+    def lag(self, rank: int) -> float:
+        """How far behind now what is known of this rank is. What a late report shows does not grow older with the report."""
+        return self.lags.get(self.ranks[rank].node, 0.0) if rank in self.ranks else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankwatch.model import Crash, Verdict
+from rankwatch.model import Calls, Crash, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from rankwatch.monitor.diagnose.arrivals import Reading
+    from rankwatch.monitor.diagnose.ledger import Ledger
 
 WaitKey = tuple[object, ...]
 
@@ -20,8 +23,17 @@ class Open:
     seq: int
     since: float
     sure: bool = False
-    deadline: float | None = None  # monotonic; when the group's own watchdog ends it
+    deadline: float | None = None  # monotonic; when the group's own watchdog ends it, at the earliest
     timeout_s: float | None = None
+    maybe_s: float = 0.0  # how much later that may be
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """An extension of a rank's timeouts in one group: the last number entered when it was first seen, and since when a later one is done."""
+
+    entered: int
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,10 @@ class Watch:
     last_progress: float | None = None
     why: str = ""
     busy_ratio: float | None = None  # of a core, in the newest whole look
+    disk_bytes: int = 0
+    net_bytes: int = 0
+    same_samples: int = 0  # samples in a row that show the same line as the one before
+    same_since: float = 0.0  # when the first of those was taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,14 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """How the attempt before ended, and how many in a row have ended so. key: cause, and line or ranks."""
+
+    key: tuple[object, ...]
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lead:
     """How far each rank's numbers are ahead in one group, and for how long that has not changed while the numbers move."""
 
@@ -81,8 +105,17 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Lateness:
-    """Collectives of one window at which a rank was found waiting, per rank, and the numbers at its start."""
+class Paired:
+    """What was compared of one group: these histories, up to this number. hung: numbers at which different calls made the ranks hang."""
+
+    lines: tuple[tuple[int, Calls], ...] = ()
+    upto: int = 0
+    hung: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Collectives of one window at which a rank was found waiting, per rank, and what the windows before it have shown."""
 
     start: float
     looks: int = 0
@@ -90,7 +123,31 @@ class Lateness:
     last: Mapping[int, int] = field(default_factory=dict)  # rank -> number at which it was last found waiting
     first_seq: int = 0
     culprit: int | None = None  # of the window before
-    streak: int = 0
+    streak: int = 0  # windows in a row with it; over these: looks, waits of it, of the one that waits least beside it, and of all
+    seen: int = 0
+    own: int = 0
+    least: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Who is late in one group. seq: from where the next reading of the recorders starts. told: the straggler that is named now."""
+
+    looks: Looks
+    readings: tuple[Reading, ...] = ()
+    read_at: float = 0.0
+    seq: int | None = None
+    steps: int = 0  # optimizer steps and seconds of compiling at the reading before
+    compiled_s: float = 0.0
+    told: int | None = None
+    since: float = 0.0
+    misses: int = 0
+    suspect: int | None = None  # whose stack is looked at before it is named, since when, how often it was seen, and the newest sample
+    suspect_since: float = 0.0
+    samples: int = 0
+    sampled_at: float = 0.0
+    talks: bool = False  # it was found in a point-to-point call
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +156,14 @@ class State:
 
     attempt: int | None = None
     minted: int = 0
+    past: Past | None = None  # of the attempts before
     quiet: int = 0
     pauses: tuple[tuple[float, float], ...] = ()  # (when it was seen, seconds lost), newest last; at most 16
+    eras: tuple[tuple[float, float], ...] = ()  # (since when, wall clock minus monotonic clock), newest last; at most 8
+    long_gaps: int = 0  # looks in a row that came late
+    suspended_at: float | None = None  # since when every rank is stopped
+    extensions: Mapping[tuple[int, str, int, float], Spent] = field(default_factory=dict)
+    ledger: Ledger | None = None  # of all attempts
     opens: Mapping[tuple[int, str, int], Open] = field(default_factory=dict)
     startups: Mapping[WaitKey, float] = field(default_factory=dict)
     watches: Mapping[int, Watch] = field(default_factory=dict)
@@ -120,7 +183,8 @@ class State:
     compiles: Mapping[tuple[int, str], tuple[str, float]] = field(default_factory=dict)  # (rank, compile id) -> frame, started
     frame_times: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # frame -> rank -> seconds, at most 64 frames
     leads: Mapping[tuple[object, ...], Lead] = field(default_factory=dict)
-    diverged: Mapping[tuple[object, ...], Verdict] = field(default_factory=dict)
+    paired: Mapping[tuple[object, ...], Paired] = field(default_factory=dict)
+    diverged: Mapping[tuple[object, ...], Verdict] = field(default_factory=dict)  # proven, by group; for the rest of the attempt
     lateness: Mapping[tuple[object, ...], Lateness] = field(default_factory=dict)
     idle_since: float | None = None
     idle_mark: tuple[object, ...] = ()

@@ -15,6 +15,15 @@ from rankwatch.model import Collective, Group, JobSnapshot, RankState
 
 _SCAN = 300  # newest entries looked at; waits are among the newest
 _SCAN_DONE = 40  # so many finished ones in a row end the scan
+# complete on no rank before all have entered
+EXCHANGES = frozenset(
+    {
+        "all_reduce", "allreduce", "allreduce_coalesced", "all_reduce_coalesced", "all_reduce_barrier", "barrier",
+        "all_gather", "allgather", "_all_gather_base", "_allgather_base", "all_gather_into_tensor", "allgather_coalesced",
+        "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor",
+        "all_to_all", "alltoall", "alltoall_base", "all_to_all_single",
+    }
+)  # fmt: skip
 
 GroupKey = tuple[str, int, int, int, int]  # name, then size, first, last rank and a hash of all of them
 
@@ -95,6 +104,11 @@ def knows_collectives(rank: RankState) -> bool:
     return rank.agent == "claimed" and (bool(rank.groups) or rank.stage in ("left", "exiting"))
 
 
+def on_its_way(rank: RankState) -> bool:
+    """Whether it lives and has not joined (again): it has still to come to everything."""
+    return alive(rank) and not rank.groups and rank.agent in ("loaded", "armed", "claimed") and rank.stage in ("starting", "armed", "joining")
+
+
 def build(snapshot: JobSnapshot, ranks: dict[int, RankState]) -> dict[GroupKey, View]:
     """Every group that any rank reports. Linear in ranks x groups of a rank."""
     views: dict[GroupKey, View] = {}
@@ -116,7 +130,7 @@ def build(snapshot: JobSnapshot, ranks: dict[int, RankState]) -> dict[GroupKey, 
                 view.group = group
             view.members[state.rank] = _member(state, group, entries.get((group.name, group.generation), {}), snapshot)
     for view in views.values():
-        _find_frontier(view, ranks)
+        _find_frontier(view, ranks, snapshot.attempt)
     return views
 
 
@@ -141,13 +155,42 @@ def _member(state: RankState, group: Group, entries: dict[int, Collective], snap
     newest = max(entries, default=0)
     opens = [seq for seq, entry in entries.items() if not entry.done]
     done_by_entries = min(opens) - 1 if opens else newest
+    if opens and completed is not None and done_by_entries not in entries:
+        done_by_entries = 0  # the oldest entry at hand is open: how many lie before it is not known from entries
     done = max(completed if completed is not None else 0, done_by_entries, 0)
     entered = max(enqueued if enqueued is not None else 0, newest, done)
     first = min((seq for seq in opens if seq > done), default=None)
     return Member(state.rank, group, entered, done, entries[first] if first is not None else None, entries)
 
 
-def _find_frontier(view: View, ranks: dict[int, RankState]) -> None:
+def _reopen(members: dict[int, Member], ranks: dict[int, RankState]) -> None:
+    """Take back what cannot be done: an exchange that a member has not entered is open, even where a later number has completed.
+
+    Later operations complete out of order where they need not everybody: a broadcast at its root, a reduce at the others. A member that has
+    ended says nothing: its numbers are those of its last beat, and it may have entered more.
+    """
+    lowest = min((member.entered for rank, member in members.items() if alive(ranks[rank])), default=0)
+    for member in members.values():
+        for seq in range(lowest + 1, min(member.done, lowest + _SCAN) + 1):
+            entry = member.entries.get(seq)
+            if entry is not None and not entry.done and entry.op in EXCHANGES:
+                member.done, member.open = seq - 1, entry
+                break
+
+
+def _still_to_come(view: View, current: dict[int, Member], others: list[int], ranks: dict[int, RankState], attempt: int) -> set[int]:
+    """Those of the others that have no groups yet and are known to be missing: nothing in this group has come about without them.
+
+    A gloo group exists once all have come: there it proves something of one that is seen joining, and of others only where a store of the
+    attempt before may have let ranks through. Else the rank may work in a process that nobody sees.
+    """
+    if not others or any(member.done for member in current.values()):
+        return set()
+    early = attempt > 0 or "nccl" in view.group.backend
+    return {rank for rank in others if rank in ranks and on_its_way(ranks[rank]) and (early or ranks[rank].stage == "joining")}
+
+
+def _find_frontier(view: View, ranks: dict[int, RankState], attempt: int) -> None:
     newest = view.group.generation
     started = [member.group.created_wall_at for member in view.members.values() if member.group.generation == newest and member.group.created_wall_at]
     for member in view.members.values():
@@ -155,9 +198,11 @@ def _find_frontier(view: View, ranks: dict[int, RankState]) -> None:
         older = member.group.generation < newest and member.group.created_wall_at > 0 and bool(started)
         member.stale = older and member.group.created_wall_at < min(started) - 2.0
     current = {rank: member for rank, member in view.members.items() if not member.stale}
+    _reopen(current, ranks)
     others = [rank for rank in view.group.ranks if rank not in current]
-    view.absent = tuple(rank for rank in others if rank in ranks and knows_collectives(ranks[rank]))
-    view.unknown = tuple(rank for rank in others if rank not in ranks or not knows_collectives(ranks[rank]))
+    coming = _still_to_come(view, current, others, ranks, attempt)
+    view.absent = tuple(rank for rank in others if rank in coming or (rank in ranks and knows_collectives(ranks[rank])))
+    view.unknown = tuple(rank for rank in others if rank not in coming and (rank not in ranks or not knows_collectives(ranks[rank])))
     if not current:
         return
     frontier = min(member.done for member in current.values()) + 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from rankwatch.model import Collective, JobSnapshot, RankState
+from rankwatch.monitor.diagnose import clocks, early, timeouts
 from rankwatch.monitor.diagnose.mismatch import Mismatch, compare, compare_members
 from rankwatch.monitor.diagnose.state import Open, State, WaitKey, age
-from rankwatch.monitor.diagnose.views import GroupKey, View, alive, label, wall_to_mono
+from rankwatch.monitor.diagnose.views import EXCHANGES, GroupKey, View, alive, label
 from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
@@ -45,6 +46,11 @@ class Wait:
     view: View | None = None
     notice_s: float = 0.0
     backend: str = ""
+    maybe_s: float = 0.0  # how much later than `deadline` the watchdog may come
+    set_at: str = ""  # line of the job that has set the timeout
+    ask: tuple[int, ...] = ()  # waiters whose stacks have to show that they wait
+    presumed: bool = False  # no stack has shown it yet: nothing is said of it
+    why: str = ""  # how it is known that they wait, where that is not their call
 
     @property
     def starting(self) -> bool:
@@ -55,6 +61,7 @@ class Wait:
 def track_opens(before: State, views: Mapping[GroupKey, View], offsets: Mapping[int, float], snapshot: JobSnapshot) -> dict[tuple[int, str, int], Open]:
     """Since when each open entry has been open: the recorder's word if it was read, else our first sight. Never changes once sure."""
     opens: dict[tuple[int, str, int], Open] = {}
+    ranks = snapshot.ranks()
     for view in views.values():
         for rank in view.waiters:
             member = view.members[rank]
@@ -66,10 +73,14 @@ def track_opens(before: State, views: Mapping[GroupKey, View], offsets: Mapping[
                 opens[key] = old
                 continue
             since, sure = old.since if old is not None and old.seq == seq else snapshot.now, False
+            created_wall_at = snapshot.wall_at - (snapshot.now - since)
             if entry is not None and entry.created_wall_at:
-                since, sure = wall_to_mono(snapshot, entry.created_wall_at, offsets.get(rank, 0.0)), True
+                created_wall_at = entry.created_wall_at
+                since, sure = clocks.mono(before, snapshot, created_wall_at, offsets.get(rank, 0.0)), True
             timeout = (entry.timeout_s if entry else None) or member.group.timeout_s
-            opens[key] = Open(seq, since, sure, since + timeout if timeout else None, timeout)
+            more, maybe = timeouts.extension(ranks[rank], member, seq, since, created_wall_at, before.extensions)
+            timeout = timeout + more if timeout else None
+            opens[key] = Open(seq, since, sure, since + timeout if timeout else None, timeout, maybe)
     return opens
 
 
@@ -87,14 +98,15 @@ def collective_waits(
         if not view.waiters:
             continue
         aged: dict[int, float] = {}
-        deadline, timeout = None, None
+        deadline, timeout, maybe, set_at = None, None, 0.0, view.group.set_at
         for rank in view.waiters:
             wait = opens[(rank, view.group.name, view.members[rank].group.generation)]
             if age(state.pauses, wait.since, now) < limits.suspect_s:
                 continue
             aged[rank] = wait.since
             if wait.deadline is not None and (deadline is None or wait.deadline < deadline):
-                deadline, timeout = wait.deadline, wait.timeout_s
+                deadline, timeout, maybe = wait.deadline, wait.timeout_s, wait.maybe_s
+                set_at = view.members[rank].group.set_at or set_at
         if not aged:
             continue
         at = view.at_frontier()
@@ -104,7 +116,7 @@ def collective_waits(
         told = Wait(
             key=("collective", *view.key, view.group.generation, view.frontier), kind="collective", label=view.label, ranks=view.group.ranks, waiters=aged,
             missing=view.missing, unknown=view.unknown, since=min(aged.values()), deadline=deadline,
-            timeout_s=timeout or view.group.timeout_s, first=view.first,
+            timeout_s=timeout or view.group.timeout_s, maybe_s=maybe, set_at=set_at, first=view.first,
             name=view.group.name, seq=view.frontier, entry=entry, view=view, backend=view.group.backend,
             notice_s=limits.first_notice_s if view.first else limits.notice_s,
         )  # fmt: skip
@@ -124,7 +136,11 @@ def collective_waits(
 def _all_in(wait: Wait, view: View, at: Mapping[int, Collective], limits: Limits) -> None:
     wait.notice_s = max(limits.all_entered_notice_s, wait.notice_s)
     undone = tuple(sorted(rank for rank, member in view.members.items() if not member.stale and member.done < view.frontier))
-    if len(undone) < len(view.members) and not wait.unknown:
+    # a broadcast is over at its root, a reduce everywhere else, while the others still wait: that says nothing of them
+    exchange = all(entry.op in EXCHANGES for entry in at.values())
+    # a later number may have completed out of order: only their own entries prove that the others have this one done
+    proven = all(rank in at and at[rank].done for rank, member in view.members.items() if not member.stale and member.done >= view.frontier)
+    if len(undone) < len(view.members) and not wait.unknown and exchange and proven:
         wait.behind, wait.behind_why = undone, "others have completed it"
         return
     started = {rank for rank, entry in at.items() if entry.started}
@@ -143,19 +159,34 @@ def startup_waits(ranks: Mapping[int, RankState], snapshot: JobSnapshot, state: 
     world = tuple(range(snapshot.world_size))
     unknown = tuple(rank for rank in world if rank not in ranks or ranks[rank].agent in ("off", "silent"))
     joining = {rank: state_.stage_since or now for rank, state_ in ranks.items() if state_.stage == "joining" and alive(state_)}
-    if joining:
-        start = min(joining.values())
+    elsewhere = {rank: state_.join.since for rank, state_ in ranks.items() if state_.join is not None and not state_.join.ours and alive(state_)}
+    if elsewhere and not any(alive(state_) and rank not in joining and rank not in elsewhere for rank, state_ in ranks.items()):
+        joining |= elsewhere  # one rank may join a world of the job's own; where all do, the job has mistaken its world
+    ahead = early.look(ranks, state.startups, now)
+    calls: Mapping[int, str] = ahead.calls if ahead is not None else {}
+    if ahead is not None and calls:
+        sights |= {early.sight_key(rank): ahead.waiting[rank] for rank in calls}
+    if joining or ahead is not None:
+        coming = dict(joining)
+        if ahead is not None and (calls or not joining):
+            coming |= ahead.waiting
+        start = min(coming.values())
         # a rank that joined an earlier group and is still busy with it has not come either
         missing = tuple(
             sorted(
                 rank for rank, other in ranks.items()
-                if rank not in joining and other.agent not in ("off", "silent") and not (other.stage == "joined" and other.stage_since >= start - 1.0)
+                if rank not in coming and other.agent not in ("off", "silent")
+                and not (other.stage == "joined" and other.stage_since >= start - 1.0) and not early.at_its_first(other)
             )
-        )  # fmt: skip
+        ) if joining else ahead.late if ahead is not None else ()  # fmt: skip
         if age(state.pauses, start, now) >= limits.suspect_s:
-            found.append(
-                Wait(("init",), "init", "init_process_group", world, joining, missing, unknown, start, first=True, notice_s=limits.startup_notice_s)
+            told = Wait(
+                ("init",), "init", "init_process_group", world, coming, missing, unknown, start, first=True, notice_s=limits.startup_notice_s,
+                **_first_end({rank: (since, ranks[rank].timeouts.join_s, ranks[rank].timeouts.join_set_at) for rank, since in joining.items()}),
             )  # fmt: skip
+            told.ask, told.presumed = ahead.ask if ahead is not None else (), not joining and not calls
+            told.why = ahead.why if ahead is not None else ""
+            found.append(told)
     creating: dict[str, list[int]] = {}
     for rank, other in ranks.items():
         if other.group_in_creation and other.stage != "joining" and alive(other):
@@ -165,19 +196,34 @@ def startup_waits(ranks: Mapping[int, RankState], snapshot: JobSnapshot, state: 
         start = sights[key] = state.startups.get(key, now)
         if age(state.pauses, start, now) < limits.suspect_s:
             continue
+        members = {member for rank in waiting for member in ranks[rank].creation_ranks}  # the others do not wait in it
         missing = tuple(
             sorted(
                 rank for rank, other in ranks.items()
-                if rank not in waiting and other.agent == "claimed" and not any(group.name == name for group in other.groups)
+                if rank not in waiting and other.agent == "claimed" and (not members or rank in members) and all(group.name != name for group in other.groups)
             )
         )  # fmt: skip
         text = f"new_group (group {name})"
         told = Wait(
-            key, "creation", text, world, dict.fromkeys(waiting, start), missing, unknown, start, first=True, name=name, notice_s=limits.startup_notice_s
-        )
+            key, "creation", text, world, dict.fromkeys(waiting, start), missing, unknown, start, first=True, name=name, notice_s=limits.startup_notice_s,
+            **_first_end({rank: (start, ranks[rank].timeouts.creation_s, ranks[rank].timeouts.creation_set_at) for rank in waiting}),
+        )  # fmt: skip
         told.mismatch = compare_members(_members_of(name, ranks))
         found.append(told)
     return _first_disagreement(found, ranks), sights
+
+
+class _End(TypedDict):
+    deadline: float | None
+    timeout_s: float | None
+    set_at: str
+
+
+def _first_end(calls: Mapping[int, tuple[float, float | None, str]]) -> _End:
+    """The first of these calls (start, timeout, line) that gives up: each waits in the store on its own."""
+    ends = [(start + timeout, timeout, line) for start, timeout, line in calls.values() if timeout]
+    deadline, timeout, line = min(ends, default=(None, None, ""))
+    return {"deadline": deadline, "timeout_s": timeout, "set_at": line}
 
 
 def _first_disagreement(found: list[Wait], ranks: Mapping[int, RankState]) -> list[Wait]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.model import Want
+from rankwatch.monitor.diagnose import messages
 from rankwatch.monitor.diagnose.graph import Hang
 from rankwatch.monitor.diagnose.scene import Ruling, Scene
 from rankwatch.monitor.diagnose.state import Trouble
@@ -44,9 +45,15 @@ def wants(cases: Sequence[Case], waits: Sequence[Wait], scene: Scene, asked: Ask
     recorders = [rank for wait in waits if wait.view is not None for rank in _to_read(wait.view, wait, scene)]
     if chosen := asked.due("recorder", dict.fromkeys(recorders), 1.0, limits.max_recorders):
         found.append(Want("recorder", chosen, "ranks wait in their group"))
+    maybe = [rank for wait in waits if scene.age(wait.since) >= limits.stack_s for rank in wait.ask]
+    if chosen := asked.due("stacks", maybe, limits.restack_s, limits.max_stacks):
+        found.append(Want("stacks", chosen, "they may wait for ranks that have not joined"))
     for hang, ruling, trouble in cases:
         waited = scene.age(ruling.since)
-        suspects = [rank for rank in dict.fromkeys((*ruling.culprits, *hang.roots, *hang.cycle)) if rank in scene.ranks and alive(scene.ranks[rank])]
+        beside = messages.others(hang.roots, ruling.since, scene.ranks)
+        sides = [ranks[0] for index in hang.waits if (odd := waits[index].mismatch) is not None for _, ranks in odd.classes[:4]]
+        named = dict.fromkeys((*ruling.culprits, *hang.roots, *hang.cycle, *sides, *beside))
+        suspects = [rank for rank in named if rank in scene.ranks and alive(scene.ranks[rank])]
         silent = [rank for rank in suspects if (beat := scene.ranks[rank].heartbeat_at) is not None and scene.now - beat >= 2.0]
         if chosen := asked.due("ping", silent, 2.0, limits.max_recorders):
             found.append(Want("ping", chosen, "no heartbeat"))

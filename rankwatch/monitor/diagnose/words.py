@@ -101,18 +101,24 @@ _ADVICE: dict[Cause, tuple[str, ...]] = {
         "A native call keeps the GIL. Release it there (Py_BEGIN_ALLOW_THREADS, py::gil_scoped_release), or run the call in a child process.",
         "A full garbage collection can do the same for a while: gc.freeze() after start-up, or gc.disable() with collection at the same step on every rank.",
     ),
-    "uninterruptible": ("The kernel waits for storage or a driver: check the mount (NFS, Lustre, FUSE) and dmesg on that node.",),
+    "uninterruptible": (
+        "The kernel waits for storage or a driver: check the mount (NFS, Lustre, FUSE) and dmesg on that node.",
+        "Its process ends only once the kernel answers, whatever signal it is sent: plan for another node.",
+    ),
     "data_loading": (
         "See what the data-loader worker does (its stack is in the report). With DataLoader(timeout=...) a dead worker raises instead of waiting for ever.",
         "A worker blocked on a lock after fork: use multiprocessing_context='spawn' or 'forkserver', or create locks and tokenizers inside the worker.",
     ),
     "checkpointing": (
         "Let the waiting ranks use a group with a longer timeout around the save, or save asynchronously (torch.distributed.checkpoint.async_save).",
+        "Bytes that no longer move are the file system's: see whether it answers on that node, and dmesg there.",
     ),
-    "external_io": ("Give the request a timeout and retries, and do it outside the step that others wait for.",),
+    "external_io": (
+        "Give the request a timeout and retries, and do it outside the step that others wait for.",
+        "Downloads and preprocessing of one rank: do them before the job, or raise the timeout of the group in which the others wait for it.",
+    ),
     "store_wait": (
         "The ranks meet in the store only when all have called it. Look at the rank that has not come: slow import, cold file system, or an error swallowed.",
-        "After a restart with a shared store: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids stale addresses of the attempt before.",
     ),
     "debugger": ("Continue or detach the debugger; raise the group's timeout while debugging.",),
     "unknown": ("See the stacks and the recorder in the report.",),
@@ -121,8 +127,8 @@ _ADVICE: dict[Cause, tuple[str, ...]] = {
 
 def advice(cause: Cause, finding: Finding | None = None) -> tuple[str, ...]:
     """Concrete next steps; the line of code first, where it is known."""
-    lines = _ADVICE[cause]
-    if finding is not None and cause == "exited" and finding.exit_code:
+    lines = (finding.advice if finding is not None else ()) or _ADVICE[cause]
+    if finding is not None and cause == "exited" and finding.exit_code and not finding.advice:
         lines = (
             f"The rank ended by itself with exit code {finding.exit_code} and left no exception: look for sys.exit({finding.exit_code}), os._exit or a library "
             "that ends the process; the last lines of its log say more.",

@@ -1,0 +1,57 @@
+"""The judge's clocks: gaps between looks, wall clocks that are set, and times in recorders that need a clock to be read.
+
+A gap in the monotonic clock (the monitor was stopped or is slow) is a pause: ages restart and nothing is judged for two looks. A jump of
+the wall clock against the monotonic one (time set by hand or NTP, a suspended machine whose monotonic clock stood still) moves no age:
+a recorder's wall times are read with the offset that held when they were written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankwatch.model import JobSnapshot
+from rankwatch.monitor.diagnose.state import State
+from rankwatch.monitor.policy import Limits
+
+_STEP_S = 1.0  # slewing moves a clock by 0.0005 s a second
+_ERAS = 8
+_PACE_LOOKS = 5  # so many long gaps in a row are the monitor's pace under load, no pause: else it would never judge again
+_SLACK_S = 0.5
+
+
+def look(state: State, snapshot: JobSnapshot, limits: Limits) -> State:
+    """The state with what this look shows of the clocks."""
+    now, offset = snapshot.now, snapshot.wall_at - snapshot.now
+    eras = state.eras or ((float("-inf"), offset),)
+    stepped = abs(offset - eras[-1][1]) > _STEP_S
+    eras = (*eras, (now, offset))[-_ERAS:] if stepped else (*eras[:-1], (eras[-1][0], offset))
+    long_gaps = state.long_gaps + 1 if snapshot.gap_s > limits.max_gap_s else 0
+    state = replace(state, eras=eras, long_gaps=long_gaps)
+    if long_gaps > _PACE_LOOKS:
+        return state
+    if long_gaps:
+        return paused(state, now, snapshot.gap_s, limits)
+    return replace(state, quiet=limits.quiet_polls) if stepped else state
+
+
+def paused(state: State, now: float, lost_s: float, limits: Limits) -> State:
+    """The state after a pause of lost_s that ends now."""
+    return replace(state, quiet=limits.quiet_polls, pauses=(*state.pauses, (now, lost_s))[-16:])
+
+
+def mono(state: State, snapshot: JobSnapshot, wall: float, offset_s: float = 0.0) -> float:
+    """Monotonic time of a wall time written on a node whose clock differs by offset_s; never in the future.
+
+    The newest offset under which the time fits into the span in which that offset held decides: of two readings the younger one, which
+    never makes a wait older than it is.
+    """
+    end = snapshot.now
+    eras = state.eras or ((float("-inf"), snapshot.wall_at - snapshot.now),)
+    for start, offset in reversed(eras):
+        at = wall + offset_s - offset
+        if start - _SLACK_S <= at <= end + _SLACK_S:
+            return min(max(at, start), end)
+        if start == float("-inf"):
+            break
+        end = start
+    return snapshot.now if wall + offset_s - eras[-1][1] > snapshot.now else end  # it fits nowhere: the future, or a moment that was jumped over

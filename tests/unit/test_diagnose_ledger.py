@@ -1,0 +1,216 @@
+"""The sum of waiting: long waits by rank and reason, short ones by sampling, all of it bounded."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from build_jobs import MONO, Job, coll, compiling, destroy, group, init, load, nap, save, stepped
+
+from rankwatch.model import RankState
+from rankwatch.monitor.diagnose import diagnose, ledger
+from rankwatch.monitor.diagnose.ledger import Blame, Ledger, Pending, Window
+
+
+def spent(job):
+    """{(rank, reason): rank-seconds}, rounded."""
+    return {(row.rank, row.reason): round(row.rank_s) for row in ledger.rows(job.state.ledger)}
+
+
+def steps(count, work_s=0.1):
+    for _ in range(count):
+        yield nap(work_s)
+        yield coll()
+        yield stepped()
+
+
+def test_a_compile_is_charged_with_its_frame():
+    def script(rank):
+        yield init(600)
+        yield from steps(20)
+        if rank == 3:
+            yield compiling(20, cpu=1.0, phase_s=4.0, frame="block.forward", reason="size of x changed")
+        yield from steps(20)
+
+    job = Job(script, 4).play(40)
+    assert spent(job) == {(3, "recompiling block.forward"): pytest.approx(60, abs=4)}
+
+
+def test_the_reason_is_the_best_that_was_seen_of_the_wait():
+    def script(rank):
+        yield init(600)
+        yield from steps(20)
+        if rank == 1:
+            yield load(12)
+        yield from steps(20)
+        if rank == 0:
+            yield save(15)
+        yield from steps(20)
+
+    job = Job(script, 3).play(60)
+    assert spent(job) == {
+        (1, "data_loading at train.py:34:epoch"): pytest.approx(24, abs=3),
+        (0, "checkpointing at train.py:20:write"): pytest.approx(30, abs=3),
+    }
+
+
+def test_waits_too_short_for_a_notice_are_charged_too():
+    def script(rank):
+        yield init(600)
+        yield from steps(20)
+        for _ in range(4):
+            if rank == 2:
+                yield nap(3.0)
+            yield from steps(10)
+
+    job = Job(script, 4).play(40)
+    assert job.incidents == ()
+    assert spent(job) == {(2, "late"): pytest.approx(36, abs=6)}
+
+
+def test_a_late_start_is_charged_as_start_up():
+    def script(rank):
+        if rank == 1:
+            yield nap(20, "train.py:5:slow_import")
+        yield init(600)
+        yield from steps(10)
+
+    job = Job(script, 4).play(30)
+    assert spent(job) == {(1, "start-up at train.py:5:slow_import"): pytest.approx(60, abs=4)}
+
+
+def test_a_steady_straggler_is_charged_by_samples():
+    """A step takes about 0.5 s, for rank 1 0.2 s more: every other rank waits 0.2 s of each 0.75 s."""
+    luck = random.Random(3)
+    plan = [luck.uniform(0.3, 0.7) for _ in range(1000)]
+
+    def script(rank):
+        yield init(600)
+        for seconds in plan:
+            yield nap(seconds + (0.2 if rank == 1 else 0.0))
+            yield coll()
+            yield stepped()
+
+    job = Job(script, 4).play(125)
+    ended = ledger.ended(job.state.ledger)
+    (row,) = ledger.rows(ended)
+    assert (row.rank, row.reason) == (1, "straggling")
+    assert row.rank_s == pytest.approx(3 * 0.2 / 0.75 * 120, rel=0.35)
+
+
+def test_samples_of_a_group_that_is_destroyed_are_charged():
+    luck = random.Random(5)
+    plan = [luck.uniform(0.3, 0.7) for _ in range(50)]
+
+    def script(rank):
+        yield init(600)
+        for seconds in plan:
+            yield nap(seconds + (0.3 if rank == 1 else 0.0))
+            yield coll()
+        yield destroy()
+        yield nap(5)
+
+    job = Job(script, 4).play(48)
+    (row,) = ledger.rows(job.state.ledger)
+    assert (row.rank, row.reason) == (1, "straggling")
+
+
+def test_ranks_that_wait_alike_lose_nothing():
+    """Uneven steps that go round, and communication that all share."""
+    luck = random.Random(7)
+    plan = {rank: [luck.uniform(0.2, 0.5) for _ in range(2000)] for rank in range(4)}
+
+    def script(rank):
+        yield init(600)
+        for seconds in plan[rank]:
+            yield nap(seconds)
+            yield coll()
+            yield stepped()
+
+    job = Job(script, 4).play(250)
+    assert ledger.rows(ledger.ended(job.state.ledger)) == ()
+
+
+def test_a_chain_of_waits_is_charged_to_its_root():
+    """Rank 1 computes, rank 0 waits for it in one group, ranks 2 and 3 wait for rank 0 in another one."""
+
+    def script(rank):
+        yield init(600)
+        yield group("1", (0, 1))
+        yield group("2", (0, 2, 3))
+        yield from steps(20)
+        if rank == 1:
+            yield nap(20, "train.py:77:evaluate")
+        if rank in (0, 1):
+            yield coll(group="1")
+        if rank != 1:
+            yield coll(group="2")
+
+    job = Job(script, 4).play(40)
+    assert spent(job) == {(1, "not_entered at train.py:77:evaluate"): pytest.approx(60, abs=4)}
+
+
+def test_a_pause_is_nobodys_loss():
+    def script(rank):
+        yield init(600)
+        yield from steps(20)
+        if rank == 1:
+            yield nap(60)
+        yield from steps(20)
+
+    job = Job(script, 2)
+    job.play(12)
+    before = sum(row.rank_s for row in ledger.rows(job.state.ledger))
+    for rank in job.ranks.values():
+        rank.frozen = True
+    job.t += 40.0
+    job.look(gap=40.0)
+    assert sum(row.rank_s for row in ledger.rows(job.state.ledger)) == pytest.approx(before, abs=0.6)
+
+
+def test_what_is_open_is_charged_when_the_attempt_ends():
+    book = Ledger(
+        {(1, "late"): 3.0},
+        {"a0-hang-1": Pending(10.0, {(0,): Blame(1.0, "late", 0), (1, 2): Blame(4.0, "data_loading", 1)})},
+        {("0",): Window(0.0, {0: 20.0, 1: 20.0}, {0: 10.0, 1: 0.0}), ("1",): Window(0.0, {0: 5.0, 1: 5.0}, {0: 5.0, 1: 0.0})},
+    )
+    assert ledger.ended(book) == Ledger({(1, "late"): 3.0, (1, "data_loading"): 5.0, (2, "data_loading"): 5.0, (1, "straggling"): 10.0})
+
+
+def test_the_last_samples_count_when_it_is_over():
+    book = Ledger({(1, "late"): 3.0}, windows={("0",): Window(0.0, {0: 20.0, 1: 20.0}, {0: 10.0, 1: 0.0})})
+    assert [(row.rank, row.reason, row.rank_s) for row in ledger.rows(book)] == [(1, "late", 3.0)]
+    assert [(row.rank, row.reason, row.rank_s) for row in ledger.rows(book, over=True)] == [(1, "straggling", 10.0), (1, "late", 3.0)]
+
+
+def test_noise_names_no_straggler():
+    """Shares of 10 % and 15 % over a minute are within what sampling gives by chance."""
+    book = Ledger(windows={("0",): Window(0.0, {0: 60.0, 1: 60.0, 2: 60.0}, {0: 9.0, 1: 6.0, 2: 9.5})})
+    assert ledger.ended(book).spent == {}
+
+
+def test_of_many_culprits_none_is_charged_by_itself():
+    book = Ledger(pending={"a0-hang-1": Pending(90.0, {tuple(range(9)): Blame(1.0, "late", 0)})})
+    assert ledger.rows(book)[0].rank == -1
+    assert ledger.rows(book)[0].rank_s == 90.0
+
+
+def test_the_table_is_bounded_and_its_sum_is_kept():
+    book = Ledger({(rank, f"late at train.py:{rank}:x"): 1.0 + rank for rank in range(2000)})
+    kept = ledger.ended(book)
+    assert len(kept.spent) <= ledger.MAX_ROWS
+    assert sum(kept.spent.values()) == pytest.approx(sum(book.spent.values()))
+    again = ledger.ended(Ledger({**kept.spent, **{(rank, "x"): 0.5 for rank in range(2000)}}))
+    assert sum(again.spent.values()) == pytest.approx(sum(book.spent.values()) + 1000)
+    assert ledger.rows(again)[0].reason == "other"
+
+
+def test_the_ledger_outlives_a_restart():
+    job = Job(lambda rank: iter((init(600), *steps(5), nap(10 if rank else 0.1), *steps(500))), 2).play(20)
+    before = ledger.rows(job.state.ledger)
+    snapshot = job.snapshot()
+    fresh = tuple(RankState(rank, stage="starting") for rank in (0, 1))
+    snapshot = replace(snapshot, attempt=1, nodes=(replace(snapshot.nodes[0], ranks=fresh),), now=MONO + 30)
+    state, _, _ = diagnose(job.state, snapshot, snapshot.now, job.limits)
+    assert before
+    assert ledger.rows(state.ledger) == ledger.rows(ledger.ended(job.state.ledger))
+    assert state.ledger.pending == {}
