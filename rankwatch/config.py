@@ -43,6 +43,7 @@ class Options:
     external_url: str = ""
     token_file: str = ""
     stuck_after_s: float | None = None
+    on_stuck: str = "observe"
     limits: Mapping[str, float] = field(default_factory=dict)
     no_probe: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -182,6 +183,14 @@ OPTIONS = (
     Option("external-url", "external_url", "URL", "address under which people reach the status page, for links", _url),
     Option("token-file", "token_file", "FILE", "file with the token that the status page asks for", _path),
     Option("stuck-after", "stuck_after_s", "TIME", "call an absent rank stuck after this long (default: 20 % of the group's timeout, 5-120 s)", _duration),
+    Option(
+        "on-stuck",
+        "on_stuck",
+        "ACTION",
+        "observe, or exit: end the workers of a job that cannot heal (certain mismatch, deadlock, a rank gone or stopped for good) once the"
+        " evidence is on disk, so that --max-restarts or the scheduler starts them anew",
+        _choice("observe", "exit"),
+    ),
     Option("limit", "limits", "NAME=VALUE", "set a number of the policy (rankwatch config --limits): notice_s=10; repeatable", seconds, "table", _limit_name),
     Option("no-probe", "no_probe", "NAME", "switch a probe in the ranks off: " + ", ".join(PROBES) + "; may be repeated", _probe, "list"),
     Option("label", "labels", "K=V", "label of the run, in files, metrics and notices; may be repeated", _text, "table"),

@@ -74,6 +74,16 @@ def inject(
     return Injection(wanted, tuple(name for name in names.RANK_VARIABLES if name in environ and name not in wanted))
 
 
+def recorder_off(environ: Mapping[str, str]) -> str:
+    """`off (TORCH_FR_BUFFER_SIZE=0 is set in the job's environment)`, "" where torch's recorder works. torch goes by the first name that is set."""
+    name = next((name for name in RECORDER_VARIABLES if name in environ), "")
+    try:
+        off = bool(name) and int(environ[name]) <= 0
+    except ValueError:
+        return ""  # torch says what it thinks of it
+    return f"off ({name}={environ[name].strip()} is set in the job's environment)" if off else ""
+
+
 def site_dir(package_dir: str) -> str:
     """The only folder of ours that enters PYTHONPATH: it holds sitecustomize.py and nothing else."""
     return os.path.join(package_dir, "agent", "site")

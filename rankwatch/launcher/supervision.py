@@ -12,17 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import rankwatch
 from rankwatch.config import Options
 from rankwatch.launcher import rundir
 from rankwatch.launcher.aside import Aside
-from rankwatch.launcher.inject import OLD_NAME_UNTIL, Injection, inject, two_numbers
+from rankwatch.launcher.end_processes import KILL_AFTER_S, end_processes
+from rankwatch.launcher.inject import OLD_NAME_UNTIL, Injection, inject, recorder_off, two_numbers
+from rankwatch.launcher.meeting import Meeting
 from rankwatch.launcher.slots import SlotDirectory, SlotPlace, sweep
 from rankwatch.model import JobInfo
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.workers import Worker, Workers
+
+if TYPE_CHECKING:
+    from rankwatch.monitor.action import ExitRequest
 
 EVIDENCE_S = 1.5  # how long torchrun's own end of the surviving workers may wait for stacks
 SLOTS_WAIT_S = 3.0  # a stuck /dev/shm is unheard of; /tmp may be anything
@@ -40,6 +45,8 @@ class Monitor(Protocol):
     def workers_stopped(self, reason: str) -> None: ...
     def restarting(self, attempt: int) -> None: ...
     def stop(self, exit_code: int | None) -> None: ...
+    @property
+    def exit_request(self) -> ExitRequest | None: ...
 
 
 def make_monitor(options: Options, job: JobInfo, limits: Limits) -> Monitor:
@@ -94,13 +101,16 @@ class Supervision:
         self._injection = Injection({})
         self._pids: dict[int, int] = {}  # rank -> pid of the attempt that runs
         self._failed_rank: int | None = None
+        self._exit_why = ""  # of the attempt that rankwatch ends
+        self._meeting = Meeting(say)
 
     # -- a start of the workers
 
     def prepare(self, start: Start) -> Injection:
         """Slots for a new attempt; what its workers' environment needs. Without slots the ranks run unwatched and a line says so."""
+        self._meeting.end()
         self._attempt += 1
-        self._pids, self._failed_rank = {}, None
+        self._pids, self._failed_rank, self._exit_why = {}, None, ""
         attempt, ranks = self._attempt, tuple(start.ranks.values())
         making = self._aside.call(lambda: self._slots.make(attempt, ranks), SLOTS_WAIT_S)
         self._place = making.value or SlotPlace(None, str(making.error or f"no answer within {SLOTS_WAIT_S:g} s"))
@@ -142,7 +152,7 @@ class Supervision:
 
     def look(self) -> None:
         """Called before every poll of torchrun's: a worker that has just failed is the last moment at which its peers still live."""
-        if self._failed_rank is not None:
+        if self._failed_rank is not None or self._exit_why:
             return
         exits = failed_exits(self._pids)
         if exits:
@@ -150,11 +160,25 @@ class Supervision:
 
     def failing(self, exits: Mapping[int, int], deadline_s: float) -> None:
         """Once per attempt: hand the exit codes over, wait for the evidence, announce that torchrun now ends the others."""
-        if self._failed_rank is not None or not exits:
+        if self._failed_rank is not None or self._exit_why or not exits:
             return
         self._failed_rank = min(exits)
         self._tell(lambda monitor: monitor.workers_failing(exits, deadline_s), wait_s=deadline_s + 0.2)
         self.ending(self._stop_reason())
+
+    def exit_request(self) -> ExitRequest | None:
+        """Once per attempt: what the monitor asks for under `--on-stuck exit`, unless the workers end by themselves. They must be ended now."""
+        request = self._monitor.exit_request if self._monitor is not None else None
+        if request is None or request.attempt != self._attempt or self._exit_why or self._failed_rank is not None or not self._pids:
+            return None
+        self._exit_why = request.why
+        self.ending(self._stop_reason())
+        return request
+
+    def kill_workers(self) -> None:
+        """End the workers without torch's help: SIGTERM now, SIGKILL for those that live KILL_AFTER_S later. Returns at once."""
+        pids = tuple(self._pids.values())
+        threading.Thread(target=end_processes, args=(pids, KILL_AFTER_S), name="rankwatch-kill", daemon=True).start()
 
     def ending(self, reason: str) -> None:
         """A planned end, or torchrun's stop of the workers, begins now."""
@@ -171,8 +195,13 @@ class Supervision:
         self._pids = {}
         self._tell(lambda monitor: monitor.workers_stopped(reason))
 
-    def rendezvous(self) -> None:
-        """A rendezvous begins; after the first one it is a restart."""
+    def waits(self, what: Callable[[], str]) -> None:
+        """No rank runs, and torchrun waits for `what()`; said when it takes long."""
+        self._meeting.begin(what)
+
+    def rendezvous(self, what: Callable[[], str]) -> None:
+        """A rendezvous for `what()` begins; after the first one it is a restart."""
+        self.waits(what)
         if self._attempt < 0:
             threading.Thread(target=preload, name="rankwatch-preload", daemon=True).start()
         else:
@@ -181,6 +210,7 @@ class Supervision:
 
     def finish(self, exit_code: int | None) -> None:
         """The last look, then nothing of ours is left. A second signal ends the waiting, not the clean-up; nothing is raised."""
+        self._meeting.end()
         try:
             self._tell(lambda monitor: monitor.stop(exit_code))
             if self._attempt >= 0:
@@ -193,6 +223,8 @@ class Supervision:
             pass  # the next start sweeps it
 
     def _stop_reason(self) -> str:
+        if self._exit_why:
+            return "rankwatch ends the workers (--on-stuck exit)"
         if self._failed_rank is None:
             return "torchrun stops the workers for a new rendezvous"
         return f"torchrun stops the workers after rank {self._failed_rank} failed"
@@ -224,6 +256,7 @@ class Supervision:
             attempt=0,
             versions={"rankwatch": rankwatch.__version__, "python": sys.version.split()[0], **self._versions},
             set_environment=dict(injection.set),
+            capabilities={"collectives": reason} if (reason := recorder_off(os.environ)) else {},
             started_wall_at=time.time(),
             labels=labels,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankwatch.launcher import supervision as sv
 from rankwatch.launcher.inject import restore, two_numbers
+from rankwatch.launcher.meeting import describe
 from rankwatch.monitor.workers import Worker
 
 if TYPE_CHECKING:
     from rankwatch.config import Options
+    from rankwatch.monitor.action import ExitRequest
     from rankwatch.monitor.policy import Limits
 
 T = TypeVar("T")
@@ -62,6 +65,7 @@ def _run(args: list[str], options: Options, limits: Limits, command: tuple[str, 
     api.LocalElasticAgent = supervised(original, supervision, SignalException, say)
     exit_code = 1
     try:
+        supervision.waits(lambda: "the endpoint of its rendezvous (see --rdzv-endpoint, --master-addr)")
         stock.main(args)
         exit_code = 0
     except SystemExit as end:
@@ -117,7 +121,7 @@ def supervised(base: type[Any], supervision: sv.Supervision, signal_exception: t
 
     class SupervisedAgent(base):  # type: ignore[misc]
         def _rendezvous(self, worker_group: Any, *args: Any, **kwargs: Any) -> Any:
-            guarded(supervision.rendezvous)
+            guarded(lambda: supervision.rendezvous(lambda: describe(worker_group.spec.rdzv_handler)))
             return super()._rendezvous(worker_group, *args, **kwargs)
 
         def _start_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -137,6 +141,12 @@ def supervised(base: type[Any], supervision: sv.Supervision, signal_exception: t
         def _monitor_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> Any:
             guarded(supervision.look)
             result = super()._monitor_workers(worker_group, *args, **kwargs)
+            request = guarded(supervision.exit_request) if _run_on(result) else None
+            if request is not None:
+                failed = guarded(lambda: _failed(worker_group, request))
+                if failed is not None:
+                    return failed
+                guarded(supervision.kill_workers)
             guarded(lambda: supervision.failing(_first_failure(result), 0.0))
             return result
 
@@ -156,6 +166,28 @@ def supervised(base: type[Any], supervision: sv.Supervision, signal_exception: t
 
     SupervisedAgent.__name__ = SupervisedAgent.__qualname__ = base.__name__  # torch names it in logs and metrics
     return SupervisedAgent
+
+
+def _run_on(result: Any) -> bool:
+    """Whether torchrun would go on watching."""
+    return getattr(getattr(result, "state", None), "name", "") == "HEALTHY"
+
+
+def _failed(worker_group: Any, request: ExitRequest) -> Any:
+    """What torch's own poll gives when a worker has failed: torchrun then restarts the workers, or with no restart left ends them and itself.
+
+    The culprits stand for the failure, also where none is of this node; the message says who ended them. ImportError in an unknown torch.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    workers = {worker.global_rank: worker for worker in worker_group.workers}
+    failures = {}
+    for rank in [rank for rank in request.culprit_ranks if rank in workers] or list(workers):
+        failure = ProcessFailure(local_rank=workers[rank].local_rank, pid=workers[rank].id, exitcode=-signal.SIGTERM, error_file="")
+        failure.message = request.why
+        failures[rank] = failure
+    return RunResult(state=WorkerState.FAILED, failures=failures)
 
 
 def _start(worker_group: Any) -> sv.Start:

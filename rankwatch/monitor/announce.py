@@ -75,6 +75,10 @@ class Announcer:
         self._said[change.incident.id] = report
         self._say(lines.verdict(change.incident, status, report, as_json=self._json))
 
+    def acted(self, incident: Incident, status: Status, report: str = "") -> None:
+        """What rankwatch does about an incident."""
+        self._say(lines.action(incident, status, report, as_json=self._json))
+
     def ended(self, status: Status, failed: bool, log_tails: Mapping[int, str]) -> None:
         """The last line; after a failed job the block that names the culprit first."""
         if status.snapshot is not None:
@@ -101,11 +105,11 @@ class Announcer:
     def _repeat(self, incident: Incident, status: Status, now: float) -> None:
         if incident.id not in self._said:
             return
-        said = self._repeats.get(incident.id, 0)
-        due_s = REPEAT_AT_S[said] if said < len(REPEAT_AT_S) else REPEAT_AT_S[-1] + REPEAT_EVERY_S * (said - len(REPEAT_AT_S) + 1)
-        if now - incident.opened_at >= due_s:
-            self._repeats[incident.id] = said + 1
-            self._say(lines.verdict(incident, status, self._said[incident.id], said + 1, as_json=self._json))
+        open_s = now - incident.opened_at
+        due = sum(open_s >= at_s for at_s in REPEAT_AT_S) + max(0, int((open_s - REPEAT_AT_S[-1]) // REPEAT_EVERY_S))
+        if due > self._repeats.get(incident.id, 0):  # of those that were due while it rested, only the last one
+            self._repeats[incident.id] = due
+            self._say(lines.verdict(incident, status, self._said[incident.id], due, as_json=self._json))
 
     def _look_for_steps(self, ranks: tuple[RankState, ...], status: Status, snapshot: JobSnapshot) -> None:
         for rank in ranks:

@@ -10,11 +10,16 @@ from rankwatch.wire.ranks import compress
 
 PROBES = ("compile", "ddp", "collectives", "steps", "cudagraph")
 OK = "ok"
+OFF_BY_JOB = "off (TORCH_"
 
 
 def capabilities(ranks: Sequence[RankState], self_test: SelfTest | None, base: Mapping[str, str]) -> dict[str, str]:
-    """{"compile": "ok", "stacks": "<why not>", ...}: each probe over all local ranks, then stacks, then what `base` says of others."""
-    found = {name: reason for name in PROBES if (reason := _probe(name, ranks))}
+    """{"compile": "ok", "stacks": "<why not>", ...}: each probe over all local ranks, then stacks, then what `base` says of others.
+
+    What the job's own environment has switched off (`base` says it from the start) stays off, whatever its probe says.
+    """
+    off = {name for name, reason in base.items() if reason.startswith(OFF_BY_JOB)}
+    found = {name: reason for name in PROBES if name not in off and (reason := _probe(name, ranks))}
     if self_test is not None:
         found["stacks"] = OK if self_test.ok else self_test.reason
     return {**base, **found}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rankwatch.model import CompileActivity, Incident, IncidentChange, JobSnapshot, RankState, Stack, Status, Verdict
+from rankwatch.model import Action, CompileActivity, Incident, IncidentChange, JobSnapshot, RankState, Stack, Status, Verdict
 from rankwatch.monitor.announce import Announcer
 from rankwatch.monitor.command import IncidentCommand
 from rankwatch.monitor.diagnose.stacks import group_stacks
@@ -53,6 +53,7 @@ class Cases:
         self._evidence = evidence
         self._written: dict[str, _Written] = {}
         self._seen: dict[str, _Seen] = {}
+        self._restarted: tuple[IncidentChange, ...] = ()  # closed by a restart, which has not got anywhere yet
 
     def judge(self, verdicts: tuple[Verdict, ...], snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
         """Fold the verdicts of one look into the incidents; what has changed."""
@@ -69,13 +70,28 @@ class Cases:
                 self._seen.pop(incident_id, None)
         return tuple(replace(change, incident=self._newest(change.incident)) for change in changes)
 
+    def act(self, incident_id: str, action: Action, status: Status) -> None:
+        """Record what is done about an open incident: in its document, as an event, as a line."""
+        self.book = replace(self.book, open=tuple(replace(incident, action=action) if incident.id == incident_id else incident for incident in self.book.open))
+        incident = next((incident for incident in self.book.open if incident.id == incident_id), None)
+        if incident is None:
+            return
+        self._write(incident, status)
+        fields = {"incident": incident_id, "taken": action.taken, "why": action.why, "culprit_ranks": list(incident.verdict.culprit_ranks)}
+        self._files.event(action.at_wall, "action", fields)
+        self._announcer.acted(incident, status, self._files.path_of(incident_id, "report.txt") if self._files.known(incident_id) else "")
+
     def end_attempt(self, snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
-        """Close everything: the processes that it was about are gone, and new ones run under their ranks."""
+        """Close everything: the processes that it was about are gone, and new ones run under their ranks.
+
+        That it is over is said once these have completed something: a restart may hang in the same place.
+        """
         self.book = replace(self.book, open=tuple(replace(incident, final=False) for incident in self.book.open))
         changes = self.judge((), replace(snapshot, final=True), limits)
         closed = {change.incident.id for change in changes}
         self.book = replace(self.book, closed=tuple(_restarted(incident, snapshot) if incident.id in closed else incident for incident in self.book.closed))
-        return tuple(replace(change, incident=self._newest(change.incident)) for change in changes)
+        self._restarted = tuple(replace(change, incident=self._newest(change.incident)) for change in changes)
+        return tuple(replace(change, quiet=True) for change in self._restarted)
 
     def job_ended(self, status: Status) -> None:
         """The last rewrite: documents of incidents that were open until now, or closed at the last look, say how the job ended."""
@@ -87,7 +103,7 @@ class Cases:
         """Whose stacks a new or a worse incident shows: the culprits and some of those that wait for them."""
         ranks: list[int] = []
         for change in changes:
-            if change.kind in ("opened", "escalated"):
+            if (change.kind in ("opened", "escalated") and not change.quiet) or change.renamed:
                 ranks += _shown(change.incident)
         return tuple(dict.fromkeys(ranks))
 
@@ -121,6 +137,11 @@ class Cases:
             return
         changed = {change.incident.id: change for change in changes}
         self._look(status, snapshot)
+        if any(snapshot.attempt > _attempt(change.incident) for change in self._restarted) and _gets_on(snapshot):
+            over, self._restarted = self._restarted, ()
+            for done in over:
+                if not done.quiet:
+                    self._announce(replace(done, incident=self._newest(done.incident)), status)
         for incident in self.book.open:
             change = changed.get(incident.id)
             written = self._written.get(incident.id)
@@ -130,7 +151,7 @@ class Cases:
         for change in changed.values():
             if change.kind == "closed":
                 self._write(change.incident, status)
-            if change.kind != "updated":
+            if (change.kind != "updated" and not change.quiet) or change.renamed:
                 self._announce(replace(change, incident=self._newest(change.incident)), status)
 
     def _look(self, status: Status, snapshot: JobSnapshot) -> None:
@@ -196,6 +217,16 @@ def _restarted(incident: Incident, snapshot: JobSnapshot) -> Incident:
     summary = incident.verdict.summary.replace("recovered after", f"torchrun restarted the workers (attempt {attempt}) after", 1)
     end = {"ended_at": snapshot.wall_at, "exit_code": None, "ending": snapshot.ending, "state": "restarting", "attempt": attempt}
     return replace(incident, verdict=replace(incident.verdict, summary=summary), kept={**incident.kept, "job": end})
+
+
+def _attempt(incident: Incident) -> int:
+    """Of the workers whose trouble it was."""
+    return int((incident.kept.get("job") or {}).get("attempt", 1)) - 1
+
+
+def _gets_on(snapshot: JobSnapshot) -> bool:
+    """Whether a rank has completed a collective or a step."""
+    return any(rank.steps or any(rank.completed.values()) for rank in snapshot.ranks().values())
 
 
 def _gone(rank: RankState) -> bool:

@@ -11,11 +11,16 @@ from rankwatch.model import Crash
 from rankwatch.monitor.workers import Worker
 
 TAIL_BYTES = 64 << 10
+FATAL = "Fatal Python error"  # as diagnose.ends calls it
 MAX_TRACEBACK = 8000
 MAX_LINE = 500
 MAX_ERROR_FILE_BYTES = 16 << 20  # it holds the whole message
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$')
 _NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>", "/rankwatch/agent/", "/torchinductor_")
+MAX_LINES_AFTER = 40  # the rest of a message, and what an end writes
+_AT_END = re.compile(r"\s|\[[WEI]\d{4,}|frame #\d+|Exception (raised|ignored)|C\+\+ CapturedTraceback|.*Warning:")  # lines of torch and of Python's own end
+_FATAL = re.compile(r"^Fatal Python error: (.+)$", re.M)
+_FATAL_FRAME = re.compile(r'^\s+File "(.+)", line (\d+) in (.+)$')  # faulthandler writes no comma before "in"
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^'\n]+)'\s*\n(?:.*what\(\):\s*(.*))?")
 _PREFIX = re.compile(r"^(\[[^\]\n]{1,40}\]:\s?)+", re.M)  # "[rank1]: ", added by torchrun and by torch's own excepthook
 
@@ -50,10 +55,17 @@ def from_error_file(path: str) -> Crash | None:
 
 
 def from_log(path: str) -> Crash | None:
-    """The C++ exception that ended the process, else the last Python traceback, in the tail of a log; None when there is none."""
+    """What ended the process, in the tail of a log: a C++ exception, Python's report of a fatal signal, else the last Python traceback; None without any.
+
+    faulthandler reports of a process that an abort ends as well: the C++ exception, which says why, comes first then.
+    """
     text = tail(path)
+    fatal = list(_FATAL.finditer(text))
+    stack = _fatal_stack(_PREFIX.sub("", text[fatal[-1].start() :])) if fatal else ""
     if ended := _TERMINATE.search(text):
-        return Crash(type=ended[1], message=ended[2].strip()[:2000], source=f"log {path}")
+        return Crash(type=ended[1], message=(ended[2] or "").strip()[:2000], where=user_frame(stack), traceback=_bounded(stack), source=f"log {path}")
+    if fatal:
+        return Crash(FATAL, fatal[-1][1].strip()[:2000], where=user_frame(stack), traceback=_bounded(stack), source=f"log {path}")
     start = text.rfind("Traceback (most recent call last):")
     if start < 0:
         return None
@@ -65,9 +77,24 @@ def from_log(path: str) -> Crash | None:
         if line and not line.startswith((" ", "\t")):
             last = line
             break
+    if len([line for line in lines[len(body) :] if line.strip() and not _AT_END.match(line)]) > MAX_LINES_AFTER:
+        return None  # the process went on: the exception was caught
     kind, _, message = last.partition(": ")
     traceback = "\n".join(body)
     return Crash(type=kind.strip(), message=message[:2000], where=user_frame(traceback), traceback=_bounded(traceback), source=f"log {path}")
+
+
+def _fatal_stack(text: str) -> str:
+    """faulthandler's stack of the thread that died, in the form of a traceback, innermost frame last; "" without frames."""
+    lines = text.splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith("Current thread")), None)
+    frames = []
+    for line in lines[start + 1 :] if start is not None else ():
+        found = _FATAL_FRAME.match(line)
+        if not found:
+            break
+        frames.append(f'  File "{found[1]}", line {found[2]}, in {found[3]}')
+    return "\n".join(["Traceback (most recent call last):", *reversed(frames)]) if frames else ""
 
 
 def _bounded(traceback: str) -> str:

@@ -122,7 +122,9 @@ class Evidence:
         if not self._ranks:
             return report
         ranks = tuple(
-            replace(rank, stack=samples.newest, earlier_stack=samples.earlier) if (samples := self._ranks.get(rank.rank)) is not None else rank
+            replace(rank, stack=samples.newest, earlier_stack=samples.earlier, native_stack=samples.native)
+            if (samples := self._ranks.get(rank.rank)) is not None
+            else rank
             for rank in report.ranks
         )
         return replace(report, ranks=ranks)

@@ -12,19 +12,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from rankwatch import stderr
+from rankwatch import shown, stderr
 from rankwatch.config import Options
-from rankwatch.model import JobInfo, JobSnapshot, NodeReport, Status, Verdict, Want
-from rankwatch.monitor import failure, published
+from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, Status, Verdict, Want
+from rankwatch.monitor import action, failure, published
 from rankwatch.monitor.announce import Announcer, Out
 from rankwatch.monitor.capabilities import settled
 from rankwatch.monitor.cases import Cases
 from rankwatch.monitor.command import IncidentCommand
-from rankwatch.monitor.diagnose import State, diagnose
+from rankwatch.monitor.diagnose import State, diagnose, ledger, repeats
 from rankwatch.monitor.evidence import Evidence
+from rankwatch.monitor.exits import ExitWatch
 from rankwatch.monitor.files import RunFiles
 from rankwatch.monitor.policy import Limits
-from rankwatch.monitor.processes import ExitWatch, Processes
+from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.reader import Reader
 from rankwatch.monitor.stacks import StackCapture, Target
 from rankwatch.monitor.web import Web
@@ -73,6 +74,10 @@ class Monitor:
         self._errors_in_a_row = 0
         self._off = False
         self._running = False
+        self._acts = options.on_stuck == "exit"
+        self._intent: action.Intent | None = None
+        self._on_disk: threading.Event | None = None  # the evidence for what is intended
+        self.exit_request: action.ExitRequest | None = None  # read by the launcher at its every poll
 
     # -- the launcher's side -----------------------------------------------------------------------------------------------
 
@@ -151,7 +156,7 @@ class Monitor:
                 self._off = True
                 self._announcer.notice(f"supervision off: {ERRORS_IN_A_ROW} errors in a row, the last: {text}; the job runs on; please report this")
 
-    def _tick(self, urgent: bool = False, final: bool = False) -> None:
+    def _tick(self, urgent: bool = False, final: bool = False, restarting: bool = False) -> None:
         """One look at everything: read, judge, fetch, publish, tell."""
         reader = self._reader
         if reader is None or self._off:
@@ -159,7 +164,7 @@ class Monitor:
         began = time.monotonic()
         self._evidence.collect()
         report = self._evidence.into(reader.read(self._wants, urgent, final))
-        snapshot = self._snapshot(reader, report, final)
+        snapshot = replace(self._snapshot(reader, report, final), restarting=restarting)
         self._state, verdicts, self._wants = diagnose(self._state, snapshot, snapshot.now, self._limits)
         changes = self._cases.judge(verdicts, snapshot, self._limits)
         if not final:
@@ -171,6 +176,8 @@ class Monitor:
             self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
         self._announcer.look(self.status, self._settled(snapshot))
         self._writer.check()
+        if self._acts and not self._ending and not final:
+            self._consider(snapshot)
 
     def _snapshot(self, reader: Reader, report: NodeReport, final: bool) -> JobSnapshot:
         now = time.monotonic()
@@ -178,6 +185,24 @@ class Monitor:
         self._looked_at = now
         workers = reader.workers
         return JobSnapshot(now, time.time(), workers.world_size, workers.attempt, (report,), self._ending, gap_s, reader.started_at, final)
+
+    def _consider(self, snapshot: JobSnapshot) -> None:
+        """`--on-stuck exit`: what cannot heal, once its evidence is on disk, becomes a request to the launcher."""
+        if self.exit_request is not None and self.exit_request.attempt == snapshot.attempt:
+            return
+        gathering = self._evidence.pending or any(want.kind != "ping" for want in self._wants)
+        written = self._on_disk is not None and self._on_disk.is_set()
+        self._intent, step = action.consider(self._intent, self._cases.book.open, snapshot.now, gathering, written, self._limits)
+        if step == "mark":
+            self._on_disk = self._writer.mark()
+        if self._intent is None or not step.startswith("act"):
+            return
+        incident = next(incident for incident in self._cases.book.open if incident.id == self._intent.incident)
+        why = f"rankwatch ended the workers (--on-stuck exit): {shown.without_countdown(incident.verdict.summary)}"
+        why += f"; {action.EVIDENCE_MISSING.format(self._limits.exit_evidence_s)}" if step == "act_incomplete" else ""
+        self._failure_seen = True  # the job fails by this; the block at its end names the culprit
+        self.exit_request = action.ExitRequest(snapshot.attempt, incident.id, incident.verdict.culprit_ranks, why)
+        self._cases.act(incident.id, Action("exit", snapshot.wall_at, why), self.status)
 
     def _settled(self, snapshot: JobSnapshot) -> bool:
         known = settled(tuple(snapshot.ranks().values())) and self._evidence.self_test is not None
@@ -224,6 +249,7 @@ class Monitor:
             last_stack_dump_s=self._capture.last_s,
         )
         self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._writer.root, self._evidence.self_test)
+        self.status = replace(self.status, waiting=ledger.rows(self._state.ledger, over=snapshot.final))
 
     # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
 
@@ -232,7 +258,8 @@ class Monitor:
         if workers.group_rank != 0 and self._files.prefix == "":
             self._files.prefix = published.node_prefix(workers.node)
         self._reader = Reader(workers)
-        self._state, self._wants, self._ending, self._looked_at = State(), (), "", None
+        self._state, self._wants, self._ending, self._looked_at = State(ledger=self._state.ledger, past=repeats.ended(self._state)), (), "", None
+        self._intent = self._on_disk = None
         self._failure_seen = False
         self._evidence.forget()
         self._announcer.restarted()
@@ -277,7 +304,7 @@ class Monitor:
         """The last look at workers that others follow; what was wrong with them ends with them."""
         if self._reader is None:
             return
-        self._guarded(lambda: self._tick(final=True))
+        self._guarded(lambda: self._tick(final=True, restarting=True))
         self._reader.close()
         self._reader = None
         if self.status.snapshot is not None:

@@ -7,61 +7,22 @@ Exits are seen without reaping: torchrun collects its own children.
 from __future__ import annotations
 
 import os
-import select
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rankwatch.model import Process
+from rankwatch.monitor.kernel_waits import KernelWaits
+from rankwatch.monitor.proc_stat import TICK_S, Stat, read_stat
+from rankwatch.monitor.sockets import Sockets
+from rankwatch.monitor.threads import Threads, thread_ids
 
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_OWN_THREADS = ("rankwatch", "pt_workerserver")  # what runs in a rank on our behalf is no sign of its progress
 TREE_EVERY_S = 30.0
 TREE_OF_SUSPECTS_EVERY_S = 1.0
+MAX_CHILDREN = 16
+# children that go on talking to the network while a rank stands still
+_TELEMETRY = ("wandb", "gpu_stats", "tensorboard", "nvidia-smi", "dcgm", "py-spy", "node_exporter", "mlflow")
 WALK_COST_FACTOR = 30.0  # a walk over a node's thousands of processes is repeated the more rarely
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """/proc/PID/stat, as far as needed. start_ticks: clock ticks from boot to its start, the second half of its identity."""
-
-    pid: int
-    name: str
-    state: str
-    ppid: int
-    cpu_s: float
-    collected_cpu_s: float  # of children that it has waited for
-    start_ticks: int
-    rss_bytes: int
-
-
-def read_stat(pid: int, proc: str = "/proc") -> Stat | None:
-    """None when there is no such process (any more)."""
-    try:
-        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
-            text = file.read(4096)
-    except OSError:
-        return None
-    return _parse_stat(pid, text)
-
-
-def _parse_stat(pid: int, text: bytes) -> Stat | None:
-    open_at, close_at = text.find(b"("), text.rfind(b")")
-    fields = text[close_at + 2 :].split()
-    if open_at < 0 or len(fields) < 22:
-        return None
-    return Stat(
-        pid=pid,
-        name=text[open_at + 1 : close_at].decode("utf-8", "replace"),
-        state=fields[0].decode("ascii", "replace"),
-        ppid=int(fields[1]),
-        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
-        collected_cpu_s=(int(fields[13]) + int(fields[14])) * _TICK_S,
-        start_ticks=int(fields[19]),
-        rss_bytes=int(fields[21]) * _PAGE_BYTES,
-    )
 
 
 @dataclass(slots=True)
@@ -72,15 +33,21 @@ class _Tree:
     pids: tuple[int, ...] = ()
     cpu_s: float = 0.0
     io_bytes: int = 0
+    disk_bytes: int = 0
+    net_bytes: int = 0
     own_cpu_s: float = 0.0  # what our threads in the rank used while it was looked at as a suspect
     own_read: tuple[float, float] | None = None  # when they were last read, and their total then
     wchan: str = ""
+    tracer: str = ""
+    children: tuple[str, ...] = ()
+    dead_children: tuple[tuple[int, int], ...] = ()
+    threads: Threads = field(default_factory=Threads)
 
 
 class Processes:
     """Looks at processes by (pid, start time). One instance a monitor; called from one thread."""
 
-    def __init__(self, proc: str = "/proc", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, proc: str = "/proc", clock: Callable[[], float] = time.monotonic, sockets: Sockets | None = None) -> None:
         self._proc = proc
         self._clock = clock
         self._trees: dict[tuple[int, int], _Tree] = {}
@@ -89,6 +56,8 @@ class Processes:
         self._all_at = -1e9
         self._walk_s = 0.0
         self._boot_monotonic = _boot_offset_s()
+        self._kernel = KernelWaits(proc, clock)
+        self._sockets = sockets or Sockets(proc, clock)
 
     def look(self, pid: int, start_ticks: int | None = None, suspect: bool = False) -> Process:
         """How the process does now. Another process under a recycled pid counts as gone. Never raises."""
@@ -97,22 +66,36 @@ class Processes:
             return self._gone(pid, start_ticks)
         key = (pid, stat.start_ticks)
         tree = self._tree(key, stat, suspect)
-        alive = stat.state not in ("Z", "X", "x")
+        state = stat.state
+        if state == "Z":  # a main thread that has ended before the others: the process lives
+            state = self._letter_of_others(pid) or state
+        alive = state not in ("Z", "X", "x")
         last = self._last.get(key)
         cpu_s = max(0.0, stat.cpu_s - tree.own_cpu_s)
         process = Process(
             pid=pid,
             alive=alive,
-            state=stat.state,
+            state=state,
             cpu_s=max(cpu_s, last.cpu_s if last else 0.0),
             tree_cpu_s=max(cpu_s + stat.collected_cpu_s + tree.cpu_s, last.tree_cpu_s if last else 0.0),
             io_bytes=max(tree.io_bytes, last.io_bytes if last else 0),
+            disk_bytes=max(tree.disk_bytes, last.disk_bytes if last else 0),
+            net_bytes=tree.net_bytes,
             rss_bytes=stat.rss_bytes,
-            started_at=stat.start_ticks * _TICK_S + self._boot_monotonic,
+            started_at=stat.start_ticks * TICK_S + self._boot_monotonic,
             exited_at=None if alive else (last.exited_at if last and last.exited_at is not None else self._clock()),
             wchan=tree.wchan if suspect else "",
             name=stat.name,
         )
+        if suspect and alive:
+            process = replace(
+                process,
+                main_wait=tree.threads.main,
+                blocked_threads=tree.threads.blocked,
+                tracer=tree.tracer,
+                children=tree.children,
+                dead_children=tree.dead_children,
+            )
         self._last[key] = process
         return process
 
@@ -131,6 +114,7 @@ class Processes:
                         cpu_s=last.cpu_s,
                         tree_cpu_s=last.tree_cpu_s,
                         io_bytes=last.io_bytes,
+                        rss_bytes=last.rss_bytes,
                         started_at=last.started_at,
                         exited_at=last.exited_at if last.exited_at is not None else self._clock(),
                         name=last.name,
@@ -152,14 +136,21 @@ class Processes:
         tree.pids = self._below(key[0])
         below = [found for found in (read_stat(pid, self._proc) for pid in tree.pids) if found is not None]
         tree.cpu_s = sum(found.cpu_s + found.collected_cpu_s for found in below)
-        tree.io_bytes = sum(self._io_bytes(pid) for pid in (key[0], *tree.pids))
+        moved = [self._io_bytes(pid) for pid in (key[0], *tree.pids)]
+        tree.io_bytes, tree.disk_bytes = sum(each[0] for each in moved), sum(each[1] for each in moved)
         if suspect:
-            total_s = self._own_cpu_s(key[0])
+            quiet = {found.pid for found in below if found.name.startswith(_TELEMETRY)}
+            tree.net_bytes = self._sockets.moved(key, (key[0], *(pid for pid in tree.pids if pid not in quiet)))
+            by_age = sorted(below, key=lambda found: (found.start_ticks, found.pid))
+            tree.children = tuple(found.name for found in by_age if found.state not in ("Z", "X"))[:MAX_CHILDREN]
+            tree.dead_children = tuple((found.pid, found.killed_by) for found in by_age if found.state == "Z")[:MAX_CHILDREN]
+            total_s = tree.threads.look(key, self._proc, now, self._kernel)
             # Only what they use between two near looks is taken off: taking off hours at once would make the rank look asleep for minutes.
             if tree.own_read is not None and now - tree.own_read[0] < 3 * TREE_OF_SUSPECTS_EVERY_S:
                 tree.own_cpu_s += max(0.0, total_s - tree.own_read[1])
             tree.own_read = (now, total_s)
             tree.wchan = self._text(f"{key[0]}/wchan")
+            tree.tracer = self._tracer(key[0]) if stat.state == "t" else ""
         return tree
 
     def _walk(self, max_age_s: float) -> None:
@@ -187,25 +178,23 @@ class Processes:
                 queue.append(child)
         return tuple(found)
 
-    def _io_bytes(self, pid: int) -> int:
-        total = 0
+    def _io_bytes(self, pid: int) -> tuple[int, int]:
+        """(by read() and write(), to and from storage): the second holds what goes through mapped memory."""
+        counts: dict[str, int] = {}
         for line in self._text(f"{pid}/io").splitlines():
             name, _, value = line.partition(":")
-            if name in ("rchar", "wchar") and value.strip().isdigit():
-                total += int(value)
-        return total
+            if value.strip().isdigit():
+                counts[name] = int(value)
+        return counts.get("rchar", 0) + counts.get("wchar", 0), counts.get("read_bytes", 0) + counts.get("write_bytes", 0)
 
-    def _own_cpu_s(self, pid: int) -> float:
-        total = 0.0
-        try:
-            tids = os.listdir(f"{self._proc}/{pid}/task")
-        except OSError:
-            return 0.0
-        for tid in tids:
-            if self._text(f"{pid}/task/{tid}/comm").startswith(_OWN_THREADS):
-                stat = read_stat(int(tid), f"{self._proc}/{pid}/task")
-                total += stat.cpu_s if stat else 0.0
-        return total
+    def _letter_of_others(self, pid: int) -> str:
+        letters = [stat.state for tid in thread_ids(pid, self._proc) if tid != pid and (stat := read_stat(tid, f"{self._proc}/{pid}/task")) is not None]
+        return next((letter for letter in letters if letter not in ("Z", "X", "x")), "")
+
+    def _tracer(self, pid: int) -> str:
+        found = next((line.split()[1] for line in self._text(f"{pid}/status").splitlines() if line.startswith("TracerPid:")), "0")
+        stat = read_stat(int(found), self._proc) if found not in ("", "0") else None
+        return f"{stat.name} (pid {found})" if stat is not None else ""
 
     def _text(self, name: str) -> str:
         try:
@@ -213,97 +202,6 @@ class Processes:
                 return file.read(4096).strip()
         except OSError:
             return ""
-
-
-class ExitWatch:
-    """Learns the exit code of children in the moment they end, without reaping them: whoever started them still gets it.
-
-    `on_exit(pid, code)` is called from this object's thread; a negative code is a signal, None means that it was reaped before we looked.
-    """
-
-    def __init__(self, on_exit: Callable[[int, int | None], None]) -> None:
-        self._on_exit = on_exit
-        self._poll = select.poll()
-        self._pid_of: dict[int, int] = {}
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._poll.register(self._wake_read, select.POLLIN)
-        self._closed = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, pid: int) -> None:
-        """Watch a child of this process; a pid that is no child or a kernel without pidfd is left to the poll of the reader."""
-        try:
-            fd = os.pidfd_open(pid)
-        except (OSError, AttributeError):
-            return
-        with self._lock:
-            self._pid_of[fd] = pid
-            self._poll.register(fd, select.POLLIN)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="rankwatch-exits", daemon=True)
-            self._thread.start()
-        self._wake()
-
-    def close(self) -> None:
-        self._closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"x")
-        except OSError:
-            pass
-
-    def _watch(self) -> None:
-        while not self._closed:
-            for fd, _event in self._poll.poll():
-                if fd == self._wake_read:
-                    os.read(self._wake_read, 4096)
-                    continue
-                with self._lock:
-                    self._poll.unregister(fd)
-                    pid = self._pid_of.pop(fd)
-                _, code = child_exit(pid)
-                os.close(fd)
-                try:
-                    self._on_exit(pid, code)
-                except Exception:  # an observer's fault must not end the watch
-                    pass
-
-
-def child_exit(pid: int) -> tuple[bool, int | None]:
-    """(whether pid is a child of this process that is not reaped yet, its exit code if it has ended). A negative code is a signal."""
-    try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:
-        return False, None
-    if found is None:
-        return True, None
-    return True, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-
-def oom_kills(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int | None:
-    """How often the kernel has killed in this process's memory cgroup for lack of memory; None where that cannot be read."""
-    try:
-        with open(f"{proc}/self/cgroup", encoding="ascii") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except (OSError, ValueError):
-        return None
-    for _number, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers == "":
-            name = f"{cgroups}{path}/memory.events"
-        elif "memory" in controllers.split(","):
-            name = f"{cgroups}/memory{path}/memory.oom_control"
-        else:
-            continue
-        try:
-            with open(name, encoding="ascii") as file:
-                counts = dict(line.split() for line in file)
-            return int(counts["oom_kill"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return None
 
 
 def _boot_offset_s() -> float:

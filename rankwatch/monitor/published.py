@@ -42,6 +42,8 @@ def status(
         verdicts=verdicts,
         open_incidents=book.open,
         closed_incidents=book.closed,
+        forgotten={str(verdict): count for verdict, count in book.forgotten.items()},
+        forgotten_lost_rank_s=book.forgotten_lost_rank_s,
         health=health,
         state=job_state(before.state, ranks, book.open, snapshot.ending),
     )

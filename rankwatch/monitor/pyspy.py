@@ -13,7 +13,7 @@ from typing import Any
 
 from rankwatch.model import Frame, Stack, Thread
 from rankwatch.monitor import bounded
-from rankwatch.monitor.processes import read_stat
+from rankwatch.monitor.proc_stat import read_stat
 
 DUMP_DEADLINE_S = 1.8
 NATIVE_DEADLINE_S = 6.0

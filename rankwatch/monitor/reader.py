@@ -1,13 +1,14 @@
 """All that one launcher can see of its ranks, as a NodeReport each time the loop asks.
 
 `read` never waits for a rank: questions to worker servers run in a small pool and their answers are picked up by this or a later call.
-Entries of the recorders are read on suspicion, on demand, and otherwise only as often as costs about a thirtieth of the time.
+Entries of the recorders are read on suspicion, on demand, and otherwise for the history of calls, as often as costs a fortieth of a core.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,20 +16,29 @@ from typing import Any
 
 from rankwatch.model import NodeReport, Process, RankState, Want
 from rankwatch.monitor import recorder
+from rankwatch.monitor.calls import Kinds
 from rankwatch.monitor.crash import crash_on_disk
+from rankwatch.monitor.exits import child_exit
+from rankwatch.monitor.oom import OomWatch
 from rankwatch.monitor.pool import Job, Pool, wait_all
-from rankwatch.monitor.processes import Processes, child_exit, oom_kills
+from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.slots import SlotReader
-from rankwatch.monitor.tracked import Tracked
+from rankwatch.monitor.tracked import Reading, Tracked
 from rankwatch.monitor.worker_server import NCCL, ServerError, WorkerServer, compiles
 from rankwatch.monitor.workers import Worker, Workers
 from rankwatch.wire.env import slot_name, socket_name
 
 STATUS_EVERY_S = 1.0
 FULL_EVERY_S = 1.0
-HISTORY_EVERY_S = 10.0
+HISTORY_EVERY_S = 5.0
+HISTORY_CPU_FACTOR = 40.0  # of our own time
+HISTORY_RANK_FACTOR = 100.0  # of the longest answer, which the rank writes ...
+HISTORY_RANK_MOST_S = 8.0  # ... up to this: calls that do not match are told within ten seconds
+TAIL_ENTRIES = 256
+TAIL_FROM_BYTES = 1 << 18
 COST_FACTOR = 30.0
 SUSPICION_AFTER_S = 1.0
+SUSPECTED_FOR_S = 30.0
 ANSWER_WAIT_S = 0.15
 BLIND_AFTER_S = 30.0
 SILENT_BACKOFF_S = 2.0
@@ -49,10 +59,12 @@ class Reader:
         self._processes = processes or Processes(clock=clock)
         self._pool = Pool("recorder", min(8, max(2, len(workers.workers))))
         self._disk = Pool("crash", 2)
+        self._kinds = Kinds()
         self._ranks = {worker.rank: self._start(worker) for worker in workers.workers}
         self._events: list[dict[str, Any]] = []
-        self._oom_kills = oom_kills()
+        self._oom = OomWatch(clock=clock)
         self._wanted: dict[str, set[int]] = {"recorder": set(), "ping": set()}
+        self._suspected: dict[int, float] = {}  # rank -> when its stack was last asked for
         self._next_full_at = 0.0
         self._next_history_at = 0.0
 
@@ -62,14 +74,18 @@ class Reader:
         for want in wants:
             if want.kind in self._wanted:
                 self._wanted[want.kind].update(want.ranks)
+            elif want.kind == "stacks":
+                self._suspected.update(dict.fromkeys(want.ranks, now))
         for rank in self._ranks.values():
             if rank.slot is not None:
                 rank.slot.read()
             rank.identify()
+            self._take(rank)
             rank.hear_last_words()
             rank.notice_waits(now)
         asked = [] if final else self._ask(now, urgent)
         wait_all(asked, 1.2 if urgent else ANSWER_WAIT_S)
+        self._absorb()
         suspicious = self._suspicious(now)
         return NodeReport(
             node=self.workers.node,
@@ -111,6 +127,7 @@ class Reader:
         """End the helper threads and give the descriptors back."""
         self._pool.close()
         self._disk.close()
+        self._oom.close()
         for rank in self._ranks.values():
             if rank.slot is not None:
                 rank.slot.close()
@@ -120,9 +137,9 @@ class Reader:
     def _start(self, worker: Worker) -> Tracked:
         directory = self.workers.slot_dir
         if directory is None:
-            return Tracked(worker, None, None)
+            return Tracked(worker, None, None, self._kinds)
         slot = SlotReader(os.path.join(directory, slot_name(worker.rank)))
-        return Tracked(worker, slot, WorkerServer(os.path.join(directory, socket_name(worker.rank))))
+        return Tracked(worker, slot, WorkerServer(os.path.join(directory, socket_name(worker.rank))), self._kinds)
 
     def _process(self, rank: Tracked, suspect: bool) -> Process:
         pid, start_ticks = rank.identity
@@ -133,16 +150,18 @@ class Reader:
             if rank.was_child and not is_child and gone_s >= REAPED_UNSEEN_S:
                 rank.exit_code = 0  # torchrun reaped it and went on: it does so for exit code 0 alone, any other it reports at once
             rank.was_child = rank.was_child or is_child
+        if process.alive:
+            self._oom.note(process.pid)
         if process.alive or rank.exit_code is None:
             return process
         if not rank.exit_told:
             rank.exit_told = True
-            kills = oom_kills()
-            rank.oom_killed = rank.exit_code == -9 and kills is not None and self._oom_kills is not None and kills > self._oom_kills
+            if rank.exit_code == -signal.SIGKILL:
+                rank.oom_killed, rank.oom_note = self._oom.killed(process.pid)
             self._events.append(
                 {"kind": "rank_exited", "rank": rank.worker.rank, "pid": process.pid, "exit_code": rank.exit_code, "oom_killed": rank.oom_killed}
             )
-        return replace(process, exit_code=rank.exit_code, oom_killed=rank.oom_killed)
+        return replace(process, exit_code=rank.exit_code, oom_killed=rank.oom_killed, oom_note=rank.oom_note)
 
     def _agent(self, rank: Tracked, process: Process, now: float) -> tuple[str, str]:
         if rank.slot is None:
@@ -174,13 +193,15 @@ class Reader:
             if now < rank.quiet_until and not urgent:
                 continue
             creating = rank.slot is not None and rank.slot.state.group_in_creation is not None
-            wants_full = full or (history and rank.safe_at_any_time()) or number in self._wanted["recorder"] or rank.unnamed()
+            whole = full or number in self._wanted["recorder"] or rank.unnamed()
+            wants_full = whole or (history and rank.safe_at_any_time())
             wants_full = wants_full and (urgent or now - rank.full_at >= max(FULL_EVERY_S, COST_FACTOR * rank.full_cost_s)) and not creating
             wants_status = rank.has_nccl() and not creating and now - rank.status_at >= STATUS_EVERY_S
             wants_ping = (number in self._wanted["ping"] or rank.stale(now) or full) and now - rank.ping_at >= 1.0
             if not (wants_full or wants_status or wants_ping):
                 continue
-            rank.busy = self._pool.submit(lambda rank=rank, f=wants_full, s=wants_status, p=wants_ping: self._question(rank, f, s, p))  # type: ignore[misc]
+            entries = ("whole" if whole else "newest") if wants_full else ""
+            rank.busy = self._pool.submit(lambda rank=rank, e=entries, s=wants_status, p=wants_ping: self._question(rank, e, s, p))  # type: ignore[misc]
             if rank.busy is not None:
                 jobs.append(rank.busy)
                 self._wanted["recorder"].discard(number)
@@ -188,7 +209,9 @@ class Reader:
         if jobs and full:
             self._next_full_at = now + max(FULL_EVERY_S, COST_FACTOR * max(rank.full_cost_s for rank in self._ranks.values()))
         if jobs and (full or history):
-            self._next_history_at = now + max(HISTORY_EVERY_S, 2 * COST_FACTOR * sum(rank.full_cost_s for rank in self._ranks.values()))
+            ours_s = sum(rank.history_cpu_s for rank in self._ranks.values())
+            theirs_s = max(rank.answer_s for rank in self._ranks.values())
+            self._next_history_at = now + max(HISTORY_EVERY_S, HISTORY_CPU_FACTOR * ours_s, min(HISTORY_RANK_FACTOR * theirs_s, HISTORY_RANK_MOST_S))
         return jobs
 
     def _full_due(self, now: float, urgent: bool) -> tuple[bool, bool]:
@@ -197,8 +220,8 @@ class Reader:
             return True, False
         return self._suspicious(now) and now >= self._next_full_at, now >= self._next_history_at
 
-    def _question(self, rank: Tracked, full: bool, status: bool, ping: bool) -> None:
-        """Runs in the pool, alone for this rank."""
+    def _question(self, rank: Tracked, entries: str, status: bool, ping: bool) -> None:
+        """Runs in the pool, alone for this rank. entries: "whole" | "newest" | "", which of them are parsed."""
         server = rank.server
         assert server is not None
         now = self._clock()
@@ -210,9 +233,9 @@ class Reader:
             if status:
                 rank.status_at = now
                 rank.nccl_status = server.status() or {}
-            if full:
+            if entries:
                 rank.full_at = now
-                self._take_full(rank, server)
+                self._read_entries(rank, server, entries == "whole")
             rank.quiet_until = 0.0
         except ServerError as error:
             rank.quiet_until = self._clock() + SILENT_BACKOFF_S
@@ -220,30 +243,56 @@ class Reader:
         except Exception:  # bytes from another process: a surprise in them must not end the pool's thread or the rank's view
             rank.quiet_until = self._clock() + SILENT_BACKOFF_S
 
-    def _take_full(self, rank: Tracked, server: WorkerServer) -> None:
-        began = time.perf_counter()
+    def _read_entries(self, rank: Tracked, server: WorkerServer, whole: bool) -> None:
+        began, cpu_began = time.perf_counter(), time.thread_time()
         documents = server.recorders()
-        parsed: dict[str, Mapping[str, Any]] = {}
+        at, wall_at = self._clock(), self._wall()
+        rank.answer_s = time.perf_counter() - began
+        whole = whole or all(len(text) < TAIL_FROM_BYTES for text in documents.values())
+        parsed: dict[str, dict[str, Any]] = {}
         for name, text in documents.items():
-            document = json.loads(text)
+            document = json.loads(text if whole else recorder.tail(text, TAIL_ENTRIES))
             if isinstance(document, dict):
                 parsed[name] = document
         if NCCL in parsed:
             rank.nccl_status = {"pg_status": parsed[NCCL].get("pg_status") or {}}
-        groups = rank.slot.state.groups if rank.slot is not None else ()
-        rank.view.take(parsed, groups, self._wall())
-        rank.documents, rank.documents_at = documents, self._clock()
-        rank.ping_ok, rank.answered_at = True, rank.documents_at
+        log = rank.log
+        scans = {name: log.scan(name, text) for name, text in documents.items()}
+        rank.reading = Reading(documents, parsed, scans, log, at, wall_at, whole)
+        rank.ping_ok, rank.answered_at = True, at
         rank.full_cost_s = time.perf_counter() - began
+        if not whole:
+            rank.history_cpu_s = time.thread_time() - cpu_began
         rank.witness, rank.witness_at = compiles(server.wait_counters()), self._clock()
+
+    def _absorb(self) -> None:
+        """What has just been answered. The groups are read anew: an answer may name one that was made since."""
+        came = [rank for rank in self._ranks.values() if rank.reading is not None and rank.slot is not None]
+        for rank in came:
+            if rank.slot is not None:
+                rank.slot.read()
+            self._take(rank)
+        if came:
+            self._kinds.prune(number for rank in self._ranks.values() for number in rank.log.used())
+
+    def _take(self, rank: Tracked) -> None:
+        try:
+            rank.absorb()
+        except Exception:  # as in _question
+            rank.quiet_until = self._clock() + SILENT_BACKOFF_S
 
     def _suspicious(self, now: float) -> bool:
         return any(rank.exit_code is None and now - since >= SUSPICION_AFTER_S for rank in self._ranks.values() for _done, since in rank.waits.values())
 
     # -- the answer -----------------------------------------------------------------------------------------------------
 
+    def _suspect(self, rank: Tracked, now: float) -> bool:
+        """Whether it is worth a close look, some 10 ms: it does not wait itself, or the judge has asked for its stack."""
+        waiting = any(now - since >= SUSPICION_AFTER_S for _done, since in rank.waits.values())
+        return not waiting or now - self._suspected.get(rank.worker.rank, -SUSPECTED_FOR_S) < SUSPECTED_FOR_S
+
     def _state(self, rank: Tracked, now: float, suspicious: bool) -> RankState:
-        process = self._process(rank, suspicious or rank.stale(now))
+        process = self._process(rank, rank.stale(now) or (suspicious and self._suspect(rank, now)))
         agent, detail = self._agent(rank, process, now)
         if not process.alive or rank.exit_code is not None:
             self._look_for_crash(rank)
@@ -277,10 +326,14 @@ class Reader:
             groups=groups,
             group_in_creation=state.group_in_creation,
             creation_ranks=state.creation_ranks,
+            timeouts=state.timeouts,
             barrier=state.barrier,
+            join=state.join,
+            handling=state.handling if process.alive else None,
             collectives=rank.view.current(groups),
             collectives_at=rank.documents_at,
             lost_collectives=rank.view.lost,
+            calls=rank.log.calls(groups),
             enqueued=enqueued,
             completed=completed,
             compiling=state.compiling if process.alive else (),

@@ -30,27 +30,45 @@ class RecorderView:
         """Whether every group that a status-only answer counts is known by name; if not, a full read tells."""
         return all((recorder, _int(pg_id)) in self._group_of for pg_id in _counts(status))
 
-    def take(self, recorders: Mapping[str, Mapping[str, Any]], groups: Sequence[Group], wall_at: float) -> None:
-        """Replace the entries with those of a full read: the newest KEEP_PER_GROUP of each group's current generation."""
+    def take(self, recorders: Mapping[str, Mapping[str, Any]], groups: Sequence[Group], wall_at: float, whole: bool = True) -> None:
+        """Replace the entries with those of a full read: the newest KEEP_PER_GROUP of each group's current generation.
+
+        whole: False for a document that was cut to its newest entries (`tail`): what it does not hold stays as it was.
+        """
         current: Mapping[str, Group] = {group.name: group for group in groups}
         found: dict[str, list[Collective]] = {}
         still_open: dict[tuple[str, int, int, bool], float] = {}
         for recorder, document in recorders.items():
             entries: list[Mapping[str, Any]] = [entry for entry in document.get("entries") or () if isinstance(entry, dict)]
-            self._count_lost(recorder, entries)
+            if whole and entries:
+                self.saw(recorder, _int(entries[0].get("record_id")), _int(entries[-1].get("record_id")))
             for entry in entries:
                 group = current.get(_name(entry))
                 generation = 0 if group is None else -1 if _is_older(entry, group) else group.generation
-                self._group_of[recorder, _int(entry.get("pg_id"))] = (_name(entry) + _suffix(recorder, group), generation)
+                self._group_of[recorder, _int(entry.get("pg_id"))] = (_name(entry) + suffix(recorder, group), generation)
             timed = _timed(document)
             for entry in _newest_of_each(entries, current):
                 group = current.get(_name(entry))
                 collective = collective_of(entry, recorder, group.generation if group else 0, timed)
-                collective = replace(collective, group=collective.group + _suffix(recorder, group)) if group else collective
+                collective = replace(collective, group=collective.group + suffix(recorder, group)) if group else collective
                 collective = self._with_failures(collective, still_open, wall_at)
                 found.setdefault(collective.group, []).append(collective)
+        if not whole:
+            self._keep(found, still_open, groups)
         self._open = still_open
         self.collectives = tuple(sorted((c for of_group in found.values() for c in of_group), key=lambda c: (c.created_wall_at, c.seq)))
+
+    def _keep(self, found: dict[str, list[Collective]], still_open: dict[tuple[str, int, int, bool], float], groups: Sequence[Group]) -> None:
+        """Add the known entries that a cut document left out, as many as there is room for."""
+        for name in {collective.group for collective in self.collectives}:
+            newer = found.get(name, [])
+            held = {(c.seq, c.is_p2p) for c in newer}
+            older = [c for c in self.current(groups) if c.group == name and (c.seq, c.is_p2p) not in held]
+            found[name] = [*older[-max(0, KEEP_PER_GROUP - len(newer)) :], *newer] if len(newer) < KEEP_PER_GROUP else newer
+        there = {(c.group, c.generation, c.seq, c.is_p2p) for of_group in found.values() for c in of_group}
+        for key, until in self._open.items():
+            if key in there:
+                still_open.setdefault(key, until)
 
     def add(self, recorder: str, document: Mapping[str, Any], groups: Sequence[Group]) -> None:
         """Entries that come beside the full reads, a crashing rank's last words: they join the known ones, and replace those of the same number."""
@@ -59,7 +77,7 @@ class RecorderView:
         for entry in _newest_of_each([entry for entry in document.get("entries") or () if isinstance(entry, dict)], current):
             group = current.get(_name(entry))
             collective = collective_of(entry, recorder, group.generation if group else 0)
-            collective = replace(collective, group=collective.group + _suffix(recorder, group))
+            collective = replace(collective, group=collective.group + suffix(recorder, group))
             known[collective.group, collective.generation, collective.seq, collective.is_p2p] = collective
         self.collectives = tuple(sorted(known.values(), key=lambda c: (c.created_wall_at, c.seq)))
 
@@ -110,10 +128,8 @@ class RecorderView:
                 completed[collective.group] = max(completed.get(collective.group, 0), collective.seq)
         return enqueued, completed
 
-    def _count_lost(self, recorder: str, entries: Sequence[Mapping[str, Any]]) -> None:
-        if not entries:
-            return
-        first, last = _int(entries[0].get("record_id")), _int(entries[-1].get("record_id"))
+    def saw(self, recorder: str, first: int, last: int) -> None:
+        """Entries with these record numbers were read: a gap to those before is what the recorder has dropped unseen."""
         before = self._newest.get(recorder)
         if before is not None and last >= before and first > before + 1:
             self.lost += first - before - 1
@@ -133,7 +149,7 @@ class RecorderView:
 
 def twins(groups: Sequence[Group]) -> tuple[Group, ...]:
     """The groups, and for each with a gloo beside its NCCL ("cpu:gloo,cuda:nccl") one more: the two count their operations apart."""
-    return (*groups, *(replace(group, name=group.name + _suffix("", group), backend="gloo") for group in groups if _suffix("", group)))
+    return (*groups, *(replace(group, name=group.name + suffix("", group), backend="gloo") for group in groups if suffix("", group)))
 
 
 def collective_of(entry: Mapping[str, Any], recorder: str, generation: int, timed: bool = False) -> Collective:
@@ -158,7 +174,19 @@ def collective_of(entry: Mapping[str, Any], recorder: str, generation: int, time
         done=state == "completed" if nccl else bool(entry.get("retired")),
         started=started,
         is_p2p=is_p2p,
+        duration_s=_duration_s(entry.get("duration_ms")) if nccl else None,
     )
+
+
+def tail(document: bytes, count: int) -> bytes:
+    """A recorder's JSON with its newest `count` entries only, as text: parsing is what a read costs most."""
+    start = len(document)
+    for _ in range(count):
+        start = document.rfind(b'{"collective_seq_id":', 0, start)
+        if start < 0:
+            return document
+    head = document.find(b'"entries":[')
+    return document[:head] + b'"entries":[' + document[start:] if 0 <= head < start else document
 
 
 def _newest_of_each(entries: Sequence[Mapping[str, Any]], current: Mapping[str, Group]) -> list[Mapping[str, Any]]:
@@ -177,7 +205,7 @@ def _newest_of_each(entries: Sequence[Mapping[str, Any]], current: Mapping[str, 
     return kept
 
 
-def _suffix(recorder: str, group: Group | None) -> str:
+def suffix(recorder: str, group: Group | None) -> str:
     return ":gloo" if group is not None and "nccl" not in recorder and "nccl" in group.backend and "gloo" in group.backend else ""
 
 
@@ -206,6 +234,11 @@ def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list):
         return ()
     return tuple(tuple(_int(n) for n in size) for size in value if isinstance(size, list))
+
+
+def _duration_s(value: object) -> float | None:
+    """None where timing is off or the operation is not over: torch leaves it out, or has 0."""
+    return float(value) / 1e3 if isinstance(value, (int, float)) and value > 0 else None
 
 
 def _int(value: object) -> int:

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwatch.model import CompileActivity, Crash, Group, Meeting
+from rankwatch.model import CompileActivity, Crash, Group, Join, Meeting, Timeouts
 from rankwatch.wire import layout
 from rankwatch.wire.phases import phase_of
 from rankwatch.wire.ranks import expand
@@ -38,7 +38,10 @@ class SlotState:
     groups: tuple[Group, ...] = ()
     group_in_creation: str | None = None
     creation_ranks: tuple[int, ...] = ()
+    timeouts: Timeouts = field(default_factory=Timeouts)
     barrier: Meeting | None = None
+    join: Join | None = None
+    handling: Crash | None = None
     heartbeat_at: float | None = None
     recorder_status: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
@@ -135,7 +138,7 @@ class SlotReader:
             self._take_thread(name, payload)
             return
         if name == "heartbeat" and not payload:  # emptied when another process took the slot
-            self.state.heartbeat_at, self.state.recorder_status = None, {}
+            self.state.heartbeat_at, self.state.recorder_status, self.state.handling = None, {}, None
             return
         record = json.loads(payload) if payload else {}
         if not isinstance(record, dict):
@@ -150,6 +153,7 @@ class SlotReader:
         self.state.stage_since = (_as_int(record.get("since_mono_ns")) or mono_ns) / 1e9
         self.state.crash = crash_of(record.get("exception"))
         self.state.barrier = _meeting(record.get("barrier"))
+        self.state.join = _join(record.get("join"))
 
     def _take_probes(self, record: dict[str, Any], _mono_ns: int) -> None:
         self.state.probes = {str(name): dict(probe) for name, probe in record.items() if isinstance(probe, dict)}
@@ -159,9 +163,11 @@ class SlotReader:
         self.state.group_in_creation = str(creating) if creating is not None else None
         self.state.creation_ranks = expand(str(record.get("creating_ranks", ""))) if creating is not None else ()
         self.state.groups = tuple(_group(group) for group in record.get("groups") or () if isinstance(group, dict))
+        self.state.timeouts = _timeouts(record)
 
     def _take_heartbeat(self, record: dict[str, Any], mono_ns: int) -> None:
         self.state.heartbeat_at = mono_ns / 1e9
+        self.state.handling = crash_of(record.pop("handling", None))
         self.state.recorder_status = record
 
     def _take_steps(self, record: dict[str, Any], _mono_ns: int) -> None:
@@ -242,6 +248,34 @@ def _meeting(record: object) -> Meeting | None:
     )
 
 
+def _timeouts(record: dict[str, Any]) -> Timeouts:
+    """What the groups record tells beside the groups."""
+    join_s, creation_s = record.get("join_timeout_s"), record.get("creating_timeout_s")
+    return Timeouts(
+        join_s=float(join_s) if join_s is not None else None,
+        join_set_at=str(record.get("join_set_at") or ""),
+        creation_s=float(creation_s) if creation_s is not None else None,
+        creation_set_at=str(record.get("creating_set_at") or ""),
+        extensions=tuple((float(seconds), float(wall_ns) / 1e9) for seconds, wall_ns in record.get("extensions") or ()),
+    )
+
+
+def _join(record: object) -> Join | None:
+    """The lifecycle record's `join`."""
+    if not isinstance(record, dict):
+        return None
+    rank, world_size = record.get("rank"), record.get("world_size")
+    return Join(
+        ours=bool(record.get("ours")),
+        rank=_as_int(rank) if rank is not None else None,
+        world_size=_as_int(world_size) if world_size is not None else None,
+        store=str(record.get("store", "")),
+        shared=bool(record.get("shared")),
+        since=_as_int(record.get("since_mono_ns")) / 1e9,
+        reached=None if record.get("reached") is None else bool(record["reached"]),
+    )
+
+
 def _group(record: dict[str, Any]) -> Group:
     timeout_s = record.get("timeout_s")
     return Group(
@@ -252,6 +286,7 @@ def _group(record: dict[str, Any]) -> Group:
         timeout_s=float(timeout_s) if timeout_s is not None else None,
         generation=_as_int(record.get("generation")),
         created_wall_at=_as_int(record.get("created_wall_ns")) / 1e9,
+        set_at=str(record.get("set_at") or ""),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rankwatch.model import Frame, Stack, Thread
 from rankwatch.monitor import pyspy
 from rankwatch.monitor.pool import Job, Pool
-from rankwatch.monitor.processes import Stat, read_stat
+from rankwatch.monitor.proc_stat import Stat, read_stat
 from rankwatch.monitor.tracked import HEARTBEAT_STALE_S
 from rankwatch.monitor.worker_server import ServerError, WorkerServer
 

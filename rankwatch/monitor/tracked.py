@@ -8,12 +8,26 @@ from typing import Any
 
 from rankwatch.model import Crash
 from rankwatch.monitor import recorder
+from rankwatch.monitor.calls import CallLog, Kinds, Scan
 from rankwatch.monitor.pool import Job
 from rankwatch.monitor.slots import SlotReader
 from rankwatch.monitor.worker_server import GENERIC, NCCL, WorkerServer
 from rankwatch.monitor.workers import Worker
 
 HEARTBEAT_STALE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer of a rank's recorders. parsed: as JSON, whole or cut to the newest entries. scans: what was recorded since the reading before."""
+
+    documents: dict[str, bytes]
+    parsed: dict[str, dict[str, Any]]
+    scans: dict[str, Scan]
+    log: CallLog  # of the process that was asked
+    at: float
+    wall_at: float
+    whole: bool
 
 
 @dataclass(slots=True)
@@ -23,6 +37,8 @@ class Tracked:
     worker: Worker
     slot: SlotReader | None
     server: WorkerServer | None
+    kinds: Kinds = field(default_factory=Kinds)
+    log: CallLog = field(init=False)
     view: recorder.RecorderView = field(default_factory=recorder.RecorderView)
     identity: tuple[int, int] = (0, 0)  # pid and start ticks of the process that all below belongs to
     busy: Job[None] | None = None
@@ -44,8 +60,28 @@ class Tracked:
     exit_code: int | None = None
     exit_told: bool = False
     oom_killed: bool = False
+    oom_note: str = ""
     crash: Crash | None = None
     crash_job: Job[Crash | None] | None = None
+    reading: Reading | None = None  # came in, and is not taken yet
+    answer_s: float = 0.0  # how long the rank took for its newest answer
+    history_cpu_s: float = 0.0  # what a reading for the history costs us
+
+    def __post_init__(self) -> None:
+        self.log = CallLog(self.kinds)
+
+    def absorb(self) -> None:
+        """Take the reading that has come in. The slot was read after it, so every group that it names is known by now."""
+        reading, self.reading = self.reading, None
+        if reading is None or self.slot is None or reading.log is not self.log:
+            return
+        groups = self.slot.state.groups
+        for name, scan in reading.scans.items():
+            self.log.learn(name, scan, groups)
+            if scan.last >= 0 and not reading.whole:
+                self.view.saw(name, scan.first, scan.last)
+        self.view.take(reading.parsed, groups, reading.wall_at, reading.whole)
+        self.documents, self.documents_at = reading.documents, reading.at
 
     def identify(self) -> None:
         """The claimed process stands for the rank; another one under the slot means that all remembered numbers are another's."""
@@ -56,7 +92,7 @@ class Tracked:
             identity = (0, 0)  # below a shell that may be any Python
         if identity != self.identity:
             self.identity = identity
-            self.view = recorder.RecorderView()
+            self.view, self.log, self.reading = recorder.RecorderView(), CallLog(self.kinds), None
             self.nccl_status, self.documents, self.documents_at, self.witness = {}, {}, None, None
             if self.server is not None:
                 self.server.forget()

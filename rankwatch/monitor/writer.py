@@ -86,6 +86,12 @@ class Writer:
                 return False
         return True
 
+    def mark(self) -> threading.Event:
+        """Set once everything handed in before is on disk, or was given up; never where the writer hangs or its queue is full."""
+        done = threading.Event()
+        self._put(_Task("flush", "", done=done))
+        return done
+
     def check(self) -> None:
         """Give up on a root that has held one write for HUNG_AFTER_S: a new thread goes on elsewhere, the old one is left to the kernel."""
         with self._lock:

@@ -26,6 +26,7 @@ def test_the_options_are_exactly_those_that_work():
         "--external-url",
         "--token-file",
         "--stuck-after",
+        "--on-stuck",
         "--limit",
         "--no-probe",
         "--label",

@@ -83,6 +83,28 @@ def test_a_verdict_is_repeated_after_one_five_and_fifteen_minutes():
     assert spoken == [(60, "1"), (300, "2"), (900, "3"), (1800, "4"), (2700, "5")]
 
 
+def test_an_incident_that_opens_again_after_a_rest_is_repeated_once():
+    said = Said()
+    one = incident(200.0)
+    said.announcer.changed(IncidentChange("opened", one), status(200, rank(0), rank(1), incidents=(one,)))
+    said.lines()
+    spoken = []
+    for now in range(1200, 1210):
+        said.announcer.look(status(now, rank(0), rank(1), incidents=(dataclasses.replace(one, times=7),)), settled=True)
+        spoken += said.lines()
+    assert [(" times=7 " in line, line.rsplit("repeat=", 1)[1].split(" ")[0]) for line in spoken] == [(True, "3")]
+
+
+def test_who_is_blamed_now_is_said_with_who_was_before():
+    said = Said()
+    one = incident(200.0)
+    said.announcer.changed(IncidentChange("opened", one), status(200, rank(0), rank(1), incidents=(one,)))
+    said.lines()
+    other = dataclasses.replace(one, was_ranks=(1,), verdict=dataclasses.replace(one.verdict, culprit_ranks=(0,), waiting_ranks=(1,)))
+    said.announcer.changed(IncidentChange("updated", other, renamed=True), status(210, rank(0), rank(1), incidents=(other,)))
+    assert " SLOW rank=0 was=1 " in said.lines()[0]
+
+
 def test_the_end_of_an_incident_is_said():
     said = Said()
     said.announcer.changed(IncidentChange("closed", incident(200.0, closed_at=230.0)), status(230, rank(0), rank(1)))

@@ -58,7 +58,7 @@ def test_a_recovered_incident_shows_the_compile_that_made_the_others_wait():
     assert document["ranks"]["3"]["label"] == "culprit: compiling"
     assert document["groups"][0]["waited_on"] is True
     assert document["at"] == "model.py:31:forward"
-    assert document["summary"].startswith("recovered after 42 s")
+    assert document["summary"].startswith("recovered after 41 s")
     assert "are left" not in document["summary"]
     assert document["timeout_at"] == build_status.WALL + 2 + 560
 

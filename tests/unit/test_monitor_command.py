@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.monitor import command
 from rankwatch.monitor.command import IncidentCommand
-from rankwatch.monitor.processes import read_stat
+from rankwatch.monitor.proc_stat import read_stat
 
 
 class Said:

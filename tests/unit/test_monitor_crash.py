@@ -72,3 +72,47 @@ def test_the_cpp_exception_that_ended_a_process_counts_before_an_older_traceback
     crash = from_log(str(log))
     assert crash.type == "gloo::EnforceNotMet"
     assert crash.message.startswith("[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 944 vs 940.")
+
+
+FAULT = """rank 1 trains
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f1c2d7fa640 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+
+Current thread 0x00007f1c3d9c0740 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/job/train.py", line 12 in decode_image
+  File "/job/train.py", line 40 in <module>
+
+Extension modules: torch._C (total: 1)
+"""
+
+
+def test_what_faulthandler_writes_at_a_fatal_signal_is_read_with_its_line(tmp_path):
+    log = tmp_path / "log"
+    log.write_text('Traceback (most recent call last):\n  File "/job/a.py", line 1, in f\nValueError: caught long ago\n' + FAULT)
+    crash = from_log(str(log))
+    assert (crash.type, crash.message, crash.where) == ("Fatal Python error", "Segmentation fault", "train.py:12:decode_image")
+    assert crash.traceback.splitlines()[1:] == [
+        '  File "/job/train.py", line 40, in <module>',
+        '  File "/job/train.py", line 12, in decode_image',
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519, in string_at',
+    ]
+
+
+def test_a_cxx_exception_says_more_than_the_abort_that_follows_it(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("terminate called after throwing an instance of 'c10::Error'\n  what():  no peer\n" + FAULT.replace("Segmentation fault", "Aborted"))
+    crash = from_log(str(log))
+    assert (crash.type, crash.message, crash.where) == ("c10::Error", "no peer", "train.py:12:decode_image")
+
+
+def test_a_traceback_that_a_lot_was_written_after_is_of_an_exception_that_was_caught(tmp_path):
+    text = 'Traceback (most recent call last):\n  File "/job/train.py", line 3, in load\n    load()\nOSError: no route\n'
+    path = tmp_path / "stderr.log"
+    path.write_text(text + "step: loss 0.1\n" * 60)
+    assert from_log(str(path)) is None
+    frames = (f"frame #{n}: c10::Error (0x7f in /lib/libc10.so)" for n in range(80))
+    path.write_text(text + "\n".join(["in two lines", *frames, "[W1130 10:11:12.5 x.cpp:1] bye"]))
+    assert from_log(str(path)).type == "OSError"

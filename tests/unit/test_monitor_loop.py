@@ -252,7 +252,17 @@ def test_what_a_restart_ends_reads_as_restarted(monitor):
     )
     assert "torchrun restarted the workers (attempt 1) after" in document["summary"]
     assert document["ranks"]["0"]["stage"] == "joined"
-    assert any(" RECOVERED rank=1 " in line and " by=restart attempt=1 " in line for line in said(monitor))
+    assert not any(" RECOVERED " in line for line in said(monitor)), "the new attempt has not got anywhere yet"
+    FakeReader.ranks = tuple(dataclasses.replace(rank(number), steps=0, completed={}) for number in (0, 1))
+    monitor._take_workers(dataclasses.replace(WORKERS, attempt=1))
+    monitor._tick()
+    assert not any(" RECOVERED " in line for line in said(monitor))
+    FakeReader.ranks = (rank(0), rank(1))
+    for _ in range(2):
+        monitor._tick()
+    (line,) = (line for line in said(monitor) if " RECOVERED " in line)
+    assert " rank=1 " in line
+    assert " by=restart attempt=1 " in line
 
 
 def test_calls_before_the_start_and_after_the_end_return(monitor):

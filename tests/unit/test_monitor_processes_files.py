@@ -1,6 +1,7 @@
 """What processes.py reads from files of /proc and the cgroup tree, with trees of the test's own."""
 
-from rankwatch.monitor.processes import Processes, oom_kills, read_stat
+from rankwatch.monitor.proc_stat import read_stat
+from rankwatch.monitor.processes import Processes
 
 STAT = "{pid} ({name}) {state} {ppid} 1 1 0 -1 4194560 0 0 0 0 {user} {system} {cuser} {csystem} 20 0 3 0 {start} 1000 250 18446744073709551615"
 
@@ -12,11 +13,11 @@ def put(proc, pid, ppid=1, name="python", state="S", user=0, system=0, cuser=0, 
     (place / "io").write_text(io or "rchar: 10\nwchar: 5\nsyscr: 1\n")
 
 
-def put_thread(proc, pid, tid, comm, user):
+def put_thread(proc, pid, tid, comm, user, state="S", ran=1):
     place = proc / str(pid) / "task" / str(tid)
     place.mkdir(exist_ok=True)
-    (place / "comm").write_text(f"{comm}\n")
-    (place / "stat").write_text(STAT.format(pid=tid, ppid=1, name=comm, state="S", user=user, system=0, cuser=0, csystem=0, start=100))
+    (place / "stat").write_text(STAT.format(pid=tid, ppid=1, name=comm, state=state, user=user, system=0, cuser=0, csystem=0, start=100))
+    (place / "schedstat").write_text(f"100 200 {ran}\n")
 
 
 def test_a_name_with_spaces_and_brackets_is_no_trouble(tmp_path):
@@ -69,16 +70,62 @@ def test_a_process_that_never_was_is_gone_since_it_was_first_asked_for(tmp_path)
     assert processes.look(7).exited_at == 3.0
 
 
-def test_out_of_memory_kills_are_read_from_either_cgroup_version(tmp_path):
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "cgroup").write_text("0::/job\n")
-    (tmp_path / "cg" / "job").mkdir(parents=True)
-    (tmp_path / "cg" / "job" / "memory.events").write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n")
-    assert oom_kills(str(tmp_path), str(tmp_path / "cg")) == 2
-    (tmp_path / "self" / "cgroup").write_text("4:cpu,cpuacct:/x\n3:memory:/job\n0::/\n")
-    (tmp_path / "cg" / "memory" / "job").mkdir(parents=True)
-    (tmp_path / "cg" / "memory" / "job" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-    assert oom_kills(str(tmp_path), str(tmp_path / "cg")) == 5
-    (tmp_path / "self" / "cgroup").write_text("0::/\n")
-    assert oom_kills(str(tmp_path), str(tmp_path / "cg")) is None
-    assert oom_kills(str(tmp_path / "none")) is None
+def test_a_main_thread_that_has_ended_does_not_make_a_process_dead(tmp_path):
+    put(tmp_path, 7, state="Z")
+    put_thread(tmp_path, 7, 7, "python", 50, state="Z")
+    put_thread(tmp_path, 7, 71, "trainer", 50, state="R")
+    process = Processes(str(tmp_path)).look(7)
+    assert (process.alive, process.state) == (True, "R")
+    put_thread(tmp_path, 7, 71, "trainer", 50, state="X")
+    assert not Processes(str(tmp_path)).look(7).alive
+
+
+def test_children_of_a_suspect_are_named_and_dead_ones_counted_with_their_signal(tmp_path):
+    put(tmp_path, 7)
+    put(tmp_path, 8, ppid=7, name="aws", start=300)
+    put(tmp_path, 9, ppid=7, name="sh", start=200)
+    put(tmp_path, 10, ppid=7, state="Z", start=400)
+    stat = (tmp_path / "10" / "stat").read_text().split()
+    (tmp_path / "10" / "stat").write_text(" ".join(stat + ["0"] * (51 - len(stat)) + ["9"]))
+    processes = Processes(str(tmp_path))
+    process = processes.look(7, suspect=True)
+    assert (process.children, process.dead_children) == (("sh", "aws"), ((10, 9),))
+    assert processes.look(7).children == ()
+
+
+def test_a_thread_sleeps_for_as_long_as_it_has_not_run(tmp_path):
+    clock = [0.0]
+    processes = Processes(str(tmp_path), clock=lambda: clock[0])
+    put(tmp_path, 7)
+    put_thread(tmp_path, 7, 7, "python", 50)
+    put_thread(tmp_path, 7, 71, "writer", 50, state="D", ran=10)
+    put_thread(tmp_path, 7, 72, "busy", 50, state="D", ran=10)
+    processes.look(7, suspect=True)
+    for now in (1.5, 3.0, 4.5):
+        clock[0] = now
+        put_thread(tmp_path, 7, 72, "busy", 50, state="D", ran=10 + int(now))
+        process = processes.look(7, suspect=True)
+    assert [(wait.tid, wait.state, wait.asleep_s) for wait in process.blocked_threads] == [(71, "D", 4.5), (72, "D", 0.0)]
+    assert (process.main_wait.state, process.main_wait.asleep_s) == ("S", 4.5)
+
+
+def test_bytes_to_storage_are_counted_beside_those_of_read_and_write(tmp_path):
+    put(tmp_path, 7, io="rchar: 10\nwchar: 5\nsyscr: 1\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 1\n")
+    process = Processes(str(tmp_path)).look(7, suspect=True)
+    assert (process.io_bytes, process.disk_bytes) == (15, 12288)
+
+
+def test_a_trackers_own_process_is_no_sign_of_the_ranks_life(tmp_path):
+    """Its sockets are not looked at; those of the rank and its loader workers are."""
+    asked = []
+
+    class Recorded:
+        def moved(self, key, pids):
+            asked.append((key, tuple(pids)))
+            return 5
+
+    put(tmp_path, 7)
+    put(tmp_path, 8, ppid=7, name="wandb-core")
+    put(tmp_path, 9, ppid=7, name="pt_data_worker")
+    assert Processes(str(tmp_path), sockets=Recorded()).look(7, suspect=True).net_bytes == 5
+    assert asked == [((7, 100), (7, 9))]

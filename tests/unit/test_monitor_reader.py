@@ -199,7 +199,9 @@ def test_an_operation_that_stays_open_for_a_second_makes_all_recorders_be_read(j
     ranks = job.at(102.6)
     assert [(c.seq, c.done) for c in ranks[0].collectives] == [(5, True), (6, False)]
     assert ranks[0].ping_ok is True
-    assert job.processes.suspects == set(PIDS.values())
+    assert job.processes.suspects == {PIDS[1]}  # the other one waits itself
+    job.reader.read([Want("stacks", (0,), "suspects")])
+    assert job.processes.suspects == {PIDS[0], PIDS[1]}
 
 
 def test_recorders_are_not_read_again_within_a_second(job):
@@ -344,3 +346,43 @@ def test_last_words_in_the_slot_of_a_crashed_rank_are_its_newest_collectives(job
     assert [(c.seq, c.input_sizes) for c in state.collectives if c.seq == 7] == [(7, ((400,),))]
     assert state.collectives_at == 100.3
     assert json.loads(job.reader.raw_recorders([0])[0]["last_words"])["entries"][0]["collective_seq_id"] == 7
+
+
+def test_calls_are_kept_on_a_timer_for_as_long_as_the_group_is_the_same(job):
+    for rank in job.ranks:
+        rank.join()
+        rank.beat(100, 3, 3)
+    job.ranks[0].record(1, 2, 3, done=3)
+    job.at(100)
+    job.ranks[0].record(3, 4, 5, done=5)
+    for now in (101, 103, 104.9):
+        job.ranks[0].beat(now, 5, 5)
+        job.at(now)
+    assert (job.at(104.9)[0].calls["0"].first, job.at(104.9)[0].calls["0"].last) == (1, 3)
+    job.at(105.2)
+    calls = job.at(105.7)[0].calls["0"]
+    assert (calls.first, calls.last, calls.kinds.count(0)) == (1, 5, 0)
+    again = {"name": "0", "desc": "d", "backend": "gloo", "ranks": "0-1", "timeout_s": 60, "generation": 1, "created_wall_ns": int((WALL + 1) * 1e9)}
+    job.ranks[0].put("groups", {"creating": None, "groups": [again]})
+    assert job.at(106)[0].calls == {}
+
+
+def test_an_answer_that_is_newer_than_the_list_of_groups_is_taken_once_the_list_is_known(job):
+    """The recorder shows a group that was made while it answered: its calls do not go to the one of that name before."""
+    rank = job.ranks[0]
+    rank.join()
+    rank.record(1, 2, done=2)
+    job.at(100)
+    entries = json.loads(rank.server.answers["fr_trace_json"])["entries"]
+    new = [{**entries[0], "pg_id": 1, "record_id": 9, "profiling_name": "gloo:barrier", "time_created_ns": int((WALL + 5) * 1e9)}]
+    rank.server.answers["fr_trace_json"] = json.dumps({"entries": [*entries, *new]}).encode()
+    job.at(106)
+    before = job.at(106.2)[0].calls["0"]
+    assert (before.generation, before.last, {call.op for call in before.known.values()} >= {"all_reduce"}) == (0, 2, True)
+    again = {"name": "0", "desc": "d", "backend": "gloo", "ranks": "0-1", "timeout_s": 60, "generation": 1, "created_wall_ns": int((WALL + 4) * 1e9)}
+    rank.put("groups", {"creating": None, "groups": [again]})
+    new.append({**new[0], "collective_seq_id": 2, "record_id": 10})
+    rank.server.answers["fr_trace_json"] = json.dumps({"entries": [*entries, *new]}).encode()
+    job.at(112)
+    after = job.at(112.2)[0].calls["0"]
+    assert (after.generation, after.first, after.last) == (1, 2, 2)

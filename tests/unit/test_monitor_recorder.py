@@ -1,7 +1,9 @@
 """The flight recorder's JSON as collectives."""
 
+import json
+
 from rankwatch.model import Collective, Group
-from rankwatch.monitor.recorder import KEEP_PER_GROUP, RecorderView, collective_of, twins
+from rankwatch.monitor.recorder import KEEP_PER_GROUP, RecorderView, collective_of, tail, twins
 from rankwatch.monitor.worker_server import GENERIC, NCCL
 
 WALL = 1_796_018_525.0
@@ -165,3 +167,31 @@ def test_last_words_of_an_older_group_of_that_name_are_left_out():
     again = Group("0", "default_pg", "gloo", (0, 1), 1800.0, generation=1, created_wall_at=WALL + 10)
     view.add(GENERIC, {"entries": [entry(7), entry(1, created=WALL + 11), "odd"]}, (again,))
     assert [(c.generation, c.seq) for c in view.collectives] == [(1, 1)]
+
+
+def test_a_document_is_cut_to_its_newest_entries_as_text():
+    whole = json.dumps({"comm_lib_version": "", "entries": [entry(n) for n in range(1, 9)], "pg_status": {"0": {}}}, separators=(",", ":")).encode()
+    assert [found["collective_seq_id"] for found in json.loads(tail(whole, 3))["entries"]] == [6, 7, 8]
+    assert json.loads(tail(whole, 3))["pg_status"] == {"0": {}}
+    assert tail(whole, 8) == whole
+    assert tail(whole, 20) == whole
+    assert tail(b"{}", 3) == b"{}"
+
+
+def test_what_a_cut_document_leaves_out_stays_known():
+    view = RecorderView()
+    rare, late = entry(1, pg_id=1, name="1", record_id=0), entry(7, timeout_ms=10_000)
+    view.take({GENERIC: {"entries": [rare, *[entry(n, retired=True) for n in range(2, 7)], late]}}, (DEFAULT,), WALL)
+    view.take({GENERIC: {"entries": [entry(7, timeout_ms=10_000, retired=True), entry(8)]}}, (DEFAULT,), WALL + 1, whole=False)
+    assert [(c.group, c.seq, c.done) for c in view.collectives if c.group == "1"] == [("1", 1, False)]
+    assert [(c.seq, c.done) for c in view.collectives if c.group == "0"] == [(2, True), (3, True), (4, True), (5, True), (6, True), (7, True), (8, False)]
+    view.take({GENERIC: {"entries": [entry(n, retired=True) for n in range(200, 300)]}}, (DEFAULT,), WALL + 2, whole=False)
+    assert len([c for c in view.collectives if c.group == "0"]) == KEEP_PER_GROUP
+
+
+def test_numbers_that_were_read_in_part_are_not_lost():
+    view = RecorderView()
+    view.take({GENERIC: {"entries": [entry(1), entry(2)]}}, (DEFAULT,), WALL)
+    view.saw(GENERIC, 2, 900)
+    view.take({GENERIC: {"entries": [entry(n) for n in range(902, 910)]}}, (DEFAULT,), WALL)
+    assert view.lost == 0

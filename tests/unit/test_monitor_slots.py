@@ -5,7 +5,7 @@ import os
 import random
 import time
 
-from rankwatch.model import CompileActivity, Group, Meeting
+from rankwatch.model import CompileActivity, Group, Join, Meeting
 from rankwatch.monitor.slots import SlotReader
 from rankwatch.wire import layout
 
@@ -103,6 +103,29 @@ def test_the_exception_of_a_rank_is_a_crash(tmp_path):
     )
     crash = SlotReader(slot.path).read().crash
     assert (crash.type, crash.message, crash.where) == ("ValueError", "bad", "t.py:3:f")
+
+
+def test_the_call_of_init_process_group_that_is_under_way_is_told(tmp_path):
+    slot = Slot(tmp_path / "s")
+    call = {"ours": False, "rank": 0, "world_size": 3, "store": "node05:29500", "shared": True, "since_mono_ns": 5_000_000_000, "reached": False}
+    slot.put("lifecycle", {"stage": "armed", "since_mono_ns": 4_000_000_000, "exception": None, "barrier": None, "join": call})
+    reader = SlotReader(str(tmp_path / "s"))
+    assert reader.read().join == Join(False, 0, 3, "node05:29500", True, 5.0, False)
+    slot.put("lifecycle", {"stage": "joined", "since_mono_ns": 6_000_000_000, "exception": None, "barrier": None, "join": None})
+    assert reader.read().join is None
+
+
+def test_what_the_main_thread_handles_comes_with_the_beat(tmp_path):
+    slot = Slot(tmp_path / "s")
+    handled = {"type": "ValueError", "message": "no label", "where": "train.py:31:load_batch", "wall_ns": 2_000_000_000}
+    slot.put("heartbeat", {"handling": handled, "pg_status": {}})
+    state = SlotReader(str(tmp_path / "s")).read()
+    held = state.handling
+    assert (held.type, held.message, held.where, held.at_wall) == ("ValueError", "no label", "train.py:31:load_batch", 2.0)
+    assert state.recorder_status == {"pg_status": {}}
+    slot.put("heartbeat", {"pg_status": {}})
+    reader = SlotReader(str(tmp_path / "s"))
+    assert reader.read().handling is None
 
 
 def test_the_last_state_is_readable_after_the_file_is_gone(tmp_path):
