@@ -13,7 +13,7 @@ from time import gmtime, strftime
 from typing import Any
 
 from rankwatch import redact, traces
-from rankwatch.model import PAGING, Collective, Frame, Group, Incident, JobSnapshot, NodeReport, RankState, Stack, Status, Verdict
+from rankwatch.model import PAGING, Collective, Frame, Group, Incident, JobSnapshot, NodeReport, RankState, Stack, Status, Verdict, Waited
 from rankwatch.wire.ranks import compress
 
 TAG = "[rankwatch]"
@@ -124,6 +124,20 @@ def lost_words(rank_s: float, whole_s: float | None = None) -> str:
     unit, per = ("rank-s", 1) if whole_s < 100 else ("rank-min", 60) if whole_s < 36_000 else ("rank-h", 3600)
     value = rank_s / per
     return f"{f'{value:.1f}'.removesuffix('.0') if per > 1 and value < 9.95 else f'{value:.0f}'} {unit}"
+
+
+def waited_for(row: Waited) -> str:
+    """ "rank 3 recompiling forward@model.py:31"; the reason alone where no single rank is waited for."""
+    reason = public_line(row.reason)
+    return f"rank {row.rank} {reason}" if row.rank >= 0 else reason
+
+
+def waited_rank_s(status: Status) -> float:
+    """Rank-seconds that waiting has cost: all that was seen of it, or the sum over the incidents where nothing was sampled."""
+    if status.waiting:
+        return sum(row.rank_s for row in status.waiting)
+    everything = (*status.closed_incidents, *status.open_incidents)
+    return sum(incident.lost_rank_s for incident in everything) + status.forgotten_lost_rank_s
 
 
 _COUNTDOWN = re.compile(r"\b(?:timeout|watchdog)\b.*\b(?:in|left)\b.*\d|^\d[\w .]* (?:is|are) left$")

@@ -1,19 +1,17 @@
-"""`rankwatch demo`: a real 4-rank DDP + torch.compile job on gloo with two planned troubles, and what rankwatch says of them."""
+"""`rankwatch demo`: a real 4-rank DDP + torch.compile job on gloo with two planned troubles, and what rankwatch says of them; or one fault by name."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rankwatch.commands.faults import outside
+from rankwatch.commands.faults.drill import drill
+from rankwatch.commands.faults.launch import WITHOUT_TORCH, Job, copied, forwarded, incidents, torch_is_missing
+from rankwatch.commands.faults.table import find, listing
 from rankwatch.config import Options
 
 STUCK_AFTER_S = 12.0  # the default, 20 % of the group's 5 minutes, would make it a long demo
@@ -27,37 +25,48 @@ rankwatch demo: four ranks, DDP and torch.compile on gloo, about a minute.
 The job knows nothing of rankwatch; it is started as `rankwatch --stuck-after {stuck:g} torchrun --nproc-per-node 4 demo_job.py`.
 What the ranks themselves print goes to {log}.
 """
+EPILOG = """\
+faults (one of them instead of the show above; each takes half a minute to a minute and a half):
+{listing}
+
+rankwatch's own options stand before the word demo and hold for the demo's job: `rankwatch --on-incident CMD demo --fault killed` drills the on-call.
+Exit codes: 0 rankwatch named what was planted, 2 wrong usage, 3 it did not, 4 this machine cannot enact it.
+"""
 
 
 def main(argv: list[str], options: Options) -> int:
-    """`rankwatch [--run-dir DIR] demo`. 0: both troubles were named rightly, 2: wrong usage, 3: one was not."""
-    parser = argparse.ArgumentParser(prog="rankwatch demo", description=__doc__, epilog="Exit codes: 0 both troubles named, 2 wrong usage, 3 one was not.")
-    parser.parse_args(argv)
-    return run(Path(options.run_dir or f"rankwatch-runs/demo-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"))
+    """`rankwatch [--run-dir DIR] demo [--fault NAME]`. 0: what was planted was named rightly, 2: wrong usage, 3: it was not, 4: not possible here."""
+    parser = argparse.ArgumentParser(
+        prog="rankwatch demo", description=__doc__, epilog=EPILOG.format(listing=listing()), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fault", metavar="NAME", help="enact this one and say whether rankwatch named it")
+    name = parser.parse_args(argv).fault
+    fault = find(name) if name is not None else None
+    if name is not None and fault is None:
+        print(f"rankwatch demo: there is no fault {name!r}; there are:\n{listing()}", file=sys.stderr)
+        return 2
+    if why := outside.unsupported():
+        print(f"rankwatch demo: {why}", file=sys.stderr)
+        return WITHOUT_TORCH
+    if torch_is_missing():
+        return WITHOUT_TORCH
+    default = f"rankwatch-runs/demo-{fault.name + '-' if fault else ''}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    run_dir = Path(options.run_dir or default)
+    return drill(fault, run_dir, forwarded(options)) if fault else run(run_dir, forwarded(options))
 
 
-def run(run_dir: Path) -> int:
+def run(run_dir: Path, options: list[str]) -> int:
     """Run the job, narrate it, end it once both troubles were named. 0: both named rightly; 3: not."""
     run_dir.mkdir(parents=True, exist_ok=True)
     log = run_dir / "demo.log"
     print(INTRODUCTION.format(stuck=STUCK_AFTER_S, log=log), flush=True)
-    command = [sys.executable, "-m", "rankwatch", "--run-dir", str(run_dir), "--stuck-after", f"{STUCK_AFTER_S:g}"]
-    command += ["torchrun", "--nproc-per-node", "4", str(JOB)]
-    job = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    telling = threading.Thread(target=_tell, args=(job, log), daemon=True)
-    telling.start()
+    command = [sys.executable, "-m", "rankwatch", "--run-dir", str(run_dir), "--stuck-after", f"{STUCK_AFTER_S:g}", *options]
+    job = Job([*command, "torchrun", "--standalone", "--nproc-per-node", "4", str(copied(JOB, run_dir))], log)
     try:
         stuck = _wait_for_stuck(job, run_dir)
     finally:
-        if job.poll() is None:
-            job.send_signal(signal.SIGINT)  # a planned end, as Ctrl-C is
-        try:
-            job.wait(40)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            job.wait()
-        telling.join(5)
-    found = list(_incidents(run_dir))
+        job.end()
+    found = list(incidents(run_dir))
     compiling = next((doc for doc in found if doc["cause"] == "compiling" and doc["culprit_ranks"] == [1]), None)
     print("\nWhat rankwatch found:")
     for doc in found:
@@ -78,31 +87,12 @@ def run(run_dir: Path) -> int:
     return 0
 
 
-def _tell(job: subprocess.Popen[bytes], log: Path) -> None:
-    """Show rankwatch's own lines, keep everything in the log."""
-    assert job.stdout is not None
-    with job.stdout, log.open("wb") as file:
-        for line in job.stdout:
-            file.write(line)
-            file.flush()
-            if line.startswith(b"[rankwatch]"):
-                print(line.decode("utf-8", "replace"), end="", flush=True)
-
-
-def _wait_for_stuck(job: subprocess.Popen[bytes], run_dir: Path) -> dict[str, Any] | None:
+def _wait_for_stuck(job: Job, run_dir: Path) -> dict[str, Any] | None:
     """The incident of the missing rank, with its stacks; None when the job ended or time ran out before."""
     end = time.monotonic() + DEADLINE_S
-    while job.poll() is None and time.monotonic() < end:
-        for doc in _incidents(run_dir):
+    while job.running and time.monotonic() < end:
+        for doc in incidents(run_dir):
             if doc["verdict"] == "stuck" and doc["culprit_ranks"] == [2] and any(doc["stacks"].values()):
                 return doc
         time.sleep(0.2)
     return None
-
-
-def _incidents(run_dir: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(run_dir.glob("incidents/*/incident.json")):
-        try:
-            yield json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # pruned this moment; files are replaced whole

@@ -26,9 +26,11 @@ class Ledger:
     def __init__(self) -> None:
         self._reached: dict[str, set[str]] = {}
         self._lost_s: dict[str, float] = {}
+        self._waited_s = 0.0
 
     def note(self, status: Status) -> None:
-        """Takes in the incidents of a picture; the same picture twice changes nothing."""
+        """Takes in the incidents of a picture and what waiting has cost; the same picture twice changes nothing."""
+        self._waited_s = max(self._waited_s, sum(row.rank_s for row in status.waiting))
         for incident in (*status.closed_incidents, *status.open_incidents):
             reached = {change.verdict for change in incident.history} | {incident.verdict.verdict}
             self._reached.setdefault(incident.id, set()).update(reached)
@@ -40,8 +42,8 @@ class Ledger:
 
     @property
     def lost_rank_s(self) -> float:
-        """Rank-seconds that all incidents cost."""
-        return sum(self._lost_s.values())
+        """Rank-seconds lost waiting: all that was seen of it, at least what the incidents cost."""
+        return max(self._waited_s, sum(self._lost_s.values()))
 
 
 def samples(status: Status, ledger: Ledger, last_render_s: float) -> Iterator[Sample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from rankwatch import __version__, redact, shown, traces
@@ -14,6 +15,8 @@ MAX_TRACEBACK_LINES = 25
 MAX_STACK_ROWS = 20
 MAX_TAIL_LINES = 15
 MAX_LINE = 300
+JUST_OVER_S = 10.0
+_OVER = re.compile(r"^recovered after [^:]*: ")
 
 
 def failed_block(status: Status, log_tails: Mapping[int, str] | None = None, *, as_json: bool = False) -> str:
@@ -38,12 +41,29 @@ def first_cause(status: Status) -> Incident | None:
     """The incident that started it: of those that ever paged and had not recovered before, the earliest wait."""
     everything = (*status.open_incidents, *(incident for incident in status.closed_incidents if incident.final))
     paged = [incident for incident in everything if incident.verdict.verdict in PAGING or any(change.verdict in PAGING for change in incident.history)]
-    return min(paged, key=lambda incident: (incident.verdict.since, incident.opened_at), default=None)
+    return min(paged, key=lambda incident: (incident.verdict.since, incident.opened_at), default=None) or _just_over(status)
+
+
+def _just_over(status: Status) -> Incident | None:
+    """An incident that paged and was closed just before the end: ranks that waited in it have ended badly."""
+    if status.snapshot is None:
+        return None
+    bad = {rank for rank, state in status.snapshot.ranks().items() if _ended_badly(state)}
+    for incident in reversed(status.closed_incidents):
+        recent = incident.closed_at is not None and status.snapshot.now - incident.closed_at <= JUST_OVER_S and not incident.into
+        if recent and any(change.verdict in PAGING for change in incident.history) and bad.intersection(incident.verdict.waiting_ranks):
+            return incident
+    return None
+
+
+def _ended_badly(state: RankState) -> bool:
+    return state.crash is not None or (state.process is not None and not state.process.alive and state.process.exit_code not in (0, None))
 
 
 def _incident_rows(incident: Incident, status: Status, tails: Mapping[int, str]) -> list[str]:
     judged = incident.verdict
-    rows = [f"{shown.worst(incident).upper()}: {_line(shown.without_countdown(judged.summary)) or _line(judged.cause)}"]
+    summary = _OVER.sub("", shown.without_countdown(judged.summary))
+    rows = [f"{shown.worst(incident).upper()}: {_line(summary) or _line(judged.cause)}"]
     who = []
     for rank in judged.culprit_ranks[:4]:
         host = f" on {incident.hosts[rank]}" if rank in incident.hosts else ""
@@ -68,7 +88,7 @@ def _incident_rows(incident: Incident, status: Status, tails: Mapping[int, str])
 def _exit_rows(status: Status, tails: Mapping[int, str]) -> list[str]:
     """Without an incident: the rank that went first with an error, as the processes tell it."""
     states = status.snapshot.ranks() if status.snapshot else {}
-    bad = [state for state in states.values() if state.crash or (state.process and not state.process.alive and state.process.exit_code not in (0, None))]
+    bad = [state for state in states.values() if _ended_badly(state)]
     first = min(bad, key=lambda state: (state.crash is None, _gone_at(state), state.rank), default=None)
     if first is None:
         return []

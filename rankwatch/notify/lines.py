@@ -17,15 +17,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankwatch import __version__, shown
-from rankwatch.model import Incident, Status
+from rankwatch.model import PAGING, Incident, Status, Straggling, Verdict
 from rankwatch.notify.failed import failed_block
 from rankwatch.shown import TAG
 
-__all__ = ["blind", "done", "failed_block", "notice", "stepping", "verdict", "watching"]
+__all__ = ["action", "blind", "done", "failed_block", "notice", "stepping", "verdict", "watching"]
 
 CAPABILITIES = ("compile", "ddp", "collectives", "stacks")
 MAX_VALUE = 200
 MAX_JSON_RANKS = 64
+MAX_JSON_ROWS = 20
 MAX_PARTS = 3
 _PLAIN = re.compile(r"[^\s\"'=\\]+\Z")
 
@@ -87,7 +88,7 @@ def verdict(incident: Incident, status: Status, report: str = "", repeat: int = 
     return f"{TAG} {shown.utc(at, date=False)} {word.upper()} " + " ".join(f"{key}={quoted(value)}" for key, value in fields.items())
 
 
-_WORDS_FOR_PEOPLE = ("rank", "pid", "for", "waiting", "timeout_in", "lost", "compiling_for", "split")
+_WORDS_FOR_PEOPLE = ("rank", "pid", "for", "waiting", "timeout_in", "lost", "compiling_for", "split", "was", "why")
 _NUMBERS_FOR_PROGRAMS = ("for_s", "compiling_for_s")
 
 
@@ -102,7 +103,9 @@ def _exact(incident: Incident) -> dict[str, Any]:
         "waiting_ranks": sorted(judged.waiting_ranks)[:MAX_JSON_RANKS],
         "num_waiting": len(judged.waiting_ranks),
         "timeout_in_s": judged.timeout_left_s if incident.closed_at is None else None,
+        "timeout_known": judged.timeout_known,
         "lost_rank_s": round(incident.lost_rank_s, 3),
+        "was_ranks": sorted(incident.was_ranks)[:MAX_JSON_RANKS],
         "summary": shown.without_countdown(summary) if incident.closed_at is not None else summary,
     }
 
@@ -114,6 +117,7 @@ def _verdict_fields(incident: Incident, status: Status, report: str, repeat: int
     for_s = max(0.0, ended_at - judged.since)
     fields: dict[str, Any] = {
         "rank": shown.short_ranks(judged.culprit_ranks),
+        "was": shown.short_ranks(incident.was_ranks) if incident.was_ranks != judged.culprit_ranks and incident.closed_at is None else "",
         "host": _some(dict.fromkeys(incident.hosts[rank] for rank in judged.culprit_ranks if rank in incident.hosts)),
         "pid": _some(str(incident.pids[rank]) for rank in judged.culprit_ranks if rank in incident.pids),
         "cause": judged.cause,
@@ -122,25 +126,53 @@ def _verdict_fields(incident: Incident, status: Status, report: str, repeat: int
         "for": f"{for_s:.0f}s",
         "for_s": float(round(for_s)),
     }
+    if incident.times > 1:
+        fields["times"] = incident.times
     if incident.closed_at is not None:
         fields["lost"] = shown.lost_words(incident.lost_rank_s)
         end = incident.kept.get("job") or {}
         if end.get("state") == "restarting":  # nothing has healed: other processes run now
             fields |= {"by": "restart", "attempt": end.get("attempt", "")}
+        elif incident.into:
+            fields |= {"by": "merge", "into": incident.into}
     else:
         fields |= _compile_fields(incident, status)
         fields["waiting"] = shown.short_ranks(judged.waiting_ranks)
         if judged.group:
-            fields |= {"op": judged.group.op, "group": judged.group.desc or judged.group.name, "seq": judged.group.seq}
+            fields |= {"op": judged.group.op, "group": judged.group.desc or judged.group.name, "seq": judged.group.seq or ""}
+        if judged.straggling:
+            fields |= _straggling_fields(judged.straggling)
         if judged.timeout_left_s is not None:
             fields["timeout_in"] = f"{judged.timeout_left_s:.0f}s"
+        elif not judged.timeout_known:
+            fields["timeout_in"] = "unknown"
         seen = len(snapshot.ranks()) if snapshot else 0
         if seen and seen < status.job.world_size:
             fields["note"] = f"{seen} of {status.job.world_size} ranks seen"
+        if judged.verdict in PAGING:
+            fields |= {"why": _why(judged), "do": shown.public_line(judged.advice[0]) if judged.advice else ""}
     if repeat:
         fields["repeat"] = repeat
     fields["report"] = report or (f"{status.job.run_dir}/incidents/{incident.id}/report.txt" if status.job.run_dir else "")
     return {key: value for key, value in fields.items() if value not in ("", None)}
+
+
+def _straggling_fields(found: Straggling) -> dict[str, Any]:
+    """By how much a straggler is late, at what share of the collectives, and what that costs."""
+    late = f"{1000 * found.late_by_s:.0f}ms" if found.late_by_s < 1 else f"{found.late_by_s:.1f}s"
+    about = "" if found.measured else "~"
+    return {"late_by": about + late, "last_at": f"{found.last_ratio:.0%}", "costs": f"{about}{found.rank_s_per_min:.1f}_rank_s_a_min"}
+
+
+_SAID_BY_FIELDS = ("not_entered", "compiling", "data_loading", "checkpointing", "external_io", "stopped", "debugger")
+_WHO_WAITS = re.compile(r"ranks? [\d,. ()-]+ (?:waits?|were waiting|was waiting)\Z")
+
+
+def _why(judged: Verdict) -> str:
+    """The summary without what the fields say anyhow; "" where they say it all."""
+    if judged.cause in _SAID_BY_FIELDS and judged.verdict != "diverged":
+        return ""
+    return "; ".join(clause for clause in shown.without_countdown(shown.public_line(judged.summary)).split("; ") if not _WHO_WAITS.match(clause))
 
 
 def _compile_fields(incident: Incident, status: Status) -> dict[str, Any]:
@@ -162,30 +194,62 @@ def _compile_fields(incident: Incident, status: Status) -> dict[str, Any]:
     return {}
 
 
+def action(incident: Incident, status: Status, report: str = "", *, as_json: bool = False) -> str:
+    """What was done about an incident: `03:12:54Z ACTION taken=exit rank=2 cause=mismatch why=...`; "" where nothing was."""
+    taken, judged = incident.action, incident.verdict
+    if taken is None:
+        return ""
+    why = shown.public_line(taken.why)
+    if as_json:
+        fields = {"incident": incident.id, "taken": taken.taken, "culprit_ranks": sorted(judged.culprit_ranks)[:MAX_JSON_RANKS], "cause": judged.cause}
+        return _json("action", status, {**fields, "why": why, "report": report}, taken.at_wall)
+    said = {"taken": taken.taken, "rank": shown.short_ranks(judged.culprit_ranks), "cause": judged.cause, "why": why, "report": report}
+    return f"{TAG} {shown.utc(taken.at_wall, date=False)} ACTION " + " ".join(f"{key}={quoted(value)}" for key, value in said.items() if value)
+
+
 def done(status: Status, *, as_json: bool = False) -> str:
-    """The last line: how long, how it ended, incidents by the gravest verdict of each, what they cost, the costliest three, where the files are."""
+    """The last line: how long, how it ended, incidents by the gravest verdict of each, what waiting has cost, the costliest three, where the files are."""
     everything = (*status.closed_incidents, *status.open_incidents)
     counts = Counter(shown.worst(incident) for incident in everything)
+    counts.update(status.forgotten)
     words = [f"{counts[name]} {name}" for name in ("failed", "diverged", "timeout_imminent") if counts[name]]
     words += [f"{counts[name]} {name}" for name in ("stuck", "slow")]
     words += [f"{counts[name]} {name}" for name in ("straggler",) if counts[name]]
     words += [shown.plural(status.restarts, "restart")] if status.restarts else []
-    lost_s = sum(incident.lost_rank_s for incident in everything)
+    lost_s = shown.waited_rank_s(status)
     lasted_s = max(0.0, shown.now_wall(status) - status.job.started_wall_at)
     signal = shown.ended_by_signal(status.snapshot.ending) if status.snapshot else ""
     if as_json:
         fields = {"lasted_s": round(lasted_s, 3), "exit_code": status.exit_code, "ended_by": signal, "restarts": status.restarts}
-        return _json("done", status, {**fields, "verdicts": dict(counts), "lost_rank_s": round(lost_s, 3), "run": status.job.run_dir})
+        costs = [{"rank": row.rank if row.rank >= 0 else None, "reason": shown.public_line(row.reason), "lost_rank_s": round(row.rank_s, 3)}
+                 for row in status.waiting[:MAX_JSON_ROWS]]  # fmt: skip
+        return _json("done", status, {**fields, "verdicts": dict(counts), "lost_rank_s": round(lost_s, 3), "waiting": costs, "run": status.job.run_dir})
     text = f"{TAG} done {shown.duration(lasted_s)}"
     text += f", ended by {signal}" if signal else ""
     text += f", {shown.exit_words(status.exit_code)}" if status.exit_code else ""
     text += f": {', '.join(words)}; {shown.lost_words(lost_s)} lost waiting"
+    parts = _costs(status, lost_s) if status.waiting else _incident_costs(everything, lost_s)
+    text += f" ({'; '.join(parts)})" if parts else ""
+    return shown.one_line(text) + (f"; run={quoted(status.job.run_dir)}" if status.job.run_dir else "")
+
+
+def _costs(status: Status, lost_s: float) -> list[str]:
+    """Whom the ranks have waited for and why, costliest first, and before that who failed."""
+    failed = [_what(incident) for incident in (*status.closed_incidents, *status.open_incidents) if shown.worst(incident) == "failed"][:1]
+    told = [row for row in status.waiting if not shown.lost_words(row.rank_s, lost_s).startswith("0 ")]
+    parts = [*failed, *(f"{shown.waited_for(row)}{_cost(row.rank_s, lost_s)}" for row in told[:MAX_PARTS])]
+    if len(told) > MAX_PARTS:
+        parts.append(f"{len(told) - MAX_PARTS} more{_cost(sum(row.rank_s for row in told[MAX_PARTS:]), lost_s)}")
+    return parts
+
+
+def _incident_costs(everything: Iterable[Incident], lost_s: float) -> list[str]:
+    """The same by incident, where nothing was sampled."""
     costly = sorted(everything, key=lambda incident: -incident.lost_rank_s)
     parts = [_what(incident) + _cost(incident.lost_rank_s, lost_s) for incident in costly[:MAX_PARTS]]
     if len(costly) > MAX_PARTS:
         parts.append(f"{len(costly) - MAX_PARTS} more{_cost(sum(incident.lost_rank_s for incident in costly[MAX_PARTS:]), lost_s)}")
-    text += f" ({'; '.join(parts)})" if parts else ""
-    return shown.one_line(text) + (f"; run={quoted(status.job.run_dir)}" if status.job.run_dir else "")
+    return parts
 
 
 def blind(rank: int, detail: str, *, as_json: bool = False) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankwatch import __version__, redact, shown, traces
-from rankwatch.model import CompileActivity, Crash, Incident, JobSnapshot, RankState, Stack, Status, Verdict, WaitedOn
+from rankwatch.model import Action, CompileActivity, Crash, Incident, JobSnapshot, RankState, Stack, Status, Straggling, Verdict, WaitedOn
 from rankwatch.wire.ranks import compress
 
 SCHEMA = 1
@@ -64,11 +64,16 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
             {"at": float(change.at_wall), "verdict": change.verdict, "cause": change.cause, "culprit_ranks": sorted(change.culprit_ranks)}
             for change in incident.history
         ],
-        "action": None,
+        "action": _action(incident.action),
         # beyond the contract: what the reports show besides
+        "straggling": _straggling(verdict.straggling),
         "at": seen["at"],
         "as_of": float(shown.now_wall(status)),
         "lost_rank_s": number(incident.lost_rank_s) or 0.0,
+        "times": incident.times,
+        "was_ranks": sorted(incident.was_ranks),
+        "into": incident.into,
+        "timeout_known": verdict.timeout_known,
         "final": incident.final,
         "hosts": {str(rank): shown.one_line(host) for rank, host in sorted(incident.hosts.items())},
         "pids": {str(rank): pid for rank, pid in sorted(incident.pids.items())},
@@ -223,6 +228,17 @@ def _group(group: WaitedOn | None) -> dict[str, Any] | None:
         "sizes": [list(size) for size in group.sizes],
         "dtypes": lines(group.dtypes),
     }
+
+
+def _action(action: Action | None) -> dict[str, Any] | None:
+    return {"taken": action.taken, "at": float(action.at_wall), "why": shown.public_line(action.why)} if action is not None else None
+
+
+def _straggling(found: Straggling | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    numbers = {name: number(getattr(found, name)) for name in ("late_by_s", "last_ratio", "cost_ratio", "rank_s_per_min")}
+    return {**numbers, "measured": found.measured}
 
 
 def _compiling(incident: Incident, status: Status) -> dict[int, CompileActivity]:

@@ -19,6 +19,7 @@ def render(doc: Mapping[str, Any]) -> str:
         *filter(None, (escape(text.end_words(doc)),)),
         escape(text.summary_words(doc)),
         escape(text.times_words(doc)),
+        *((f"Action: {escape(text.action_words(doc))}",) if doc.get("action") else ()),
         *_list("What to do", doc.get("advice") or ()),
         *_list("Who waited" if text.over(doc) else "Who waits", _waiting(doc)),
         *_list("Compiling", (f"rank {rank}: {text.compile_words(activity)}" for rank, activity in list((doc.get("compile") or {}).items())[:8])),

@@ -101,6 +101,7 @@ def facts(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("waited" if text.over(doc) else "waiting", f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 160)}{group}" if waiting else ""),
         ("no report", shown.short_ranks(doc.get("unknown_ranks") or (), 160)),
         ("page", text.page_words(doc)),
+        *((("action", text.action_words(doc)),) if doc.get("action") else ()),
     ]
     return [(what, value) for what, value in rows if value]
 

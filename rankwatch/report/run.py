@@ -10,6 +10,7 @@ from rankwatch.model import Incident, Status
 from rankwatch.report import incident as incidents
 
 SCHEMA = 1
+MAX_WAITING = 64
 
 
 def to_json(status: Status) -> dict[str, Any]:
@@ -26,8 +27,9 @@ def to_json(status: Status) -> dict[str, Any]:
         "restarts": status.restarts,
         "ended_at": float(shown.now_wall(status)) if over else None,
         "exit_code": status.exit_code,
-        "verdicts": dict(sorted(Counter(shown.worst(incident) for incident in everything).items())),
-        "lost_rank_s": round(sum(incident.lost_rank_s for incident in everything), 3),
+        "verdicts": dict(sorted((Counter(shown.worst(incident) for incident in everything) + Counter(status.forgotten)).items())),
+        "lost_rank_s": round(sum(incident.lost_rank_s for incident in everything) + status.forgotten_lost_rank_s, 3),
+        "waiting": waiting(status),
         "incidents": [brief(incident, status) for incident in everything],
         "health": {
             "polls": status.health.polls,
@@ -39,6 +41,18 @@ def to_json(status: Status) -> dict[str, Any]:
             "stack_dumps": dict(status.health.stack_dumps),
         },
     }
+
+
+def waiting(status: Status) -> dict[str, Any]:
+    """What waiting has cost over the whole run, short waits included: the sum, and who was waited for and why, costliest first.
+
+    `rank` is null where no single rank was waited for. `lost_rank_s` of the document is the part that incidents tell.
+    """
+    rows = [
+        {"rank": row.rank if row.rank >= 0 else None, "reason": shown.public_line(row.reason), "lost_rank_s": round(row.rank_s, 3)}
+        for row in status.waiting[:MAX_WAITING]
+    ]
+    return {"lost_rank_s": round(sum((row.rank_s for row in status.waiting), 0.0), 3), "rows": rows}
 
 
 def brief(incident: Incident, status: Status) -> dict[str, Any]:
@@ -59,5 +73,7 @@ def brief(incident: Incident, status: Status) -> dict[str, Any]:
         "updated_at": float(incident.updated_wall_at),
         "closed_at": incidents.number(incident.closed_wall_at),
         "timeout_left_s": incidents.number(verdict.timeout_left_s),
+        "timeout_known": verdict.timeout_known,
         "lost_rank_s": round(incident.lost_rank_s, 3),
+        "times": incident.times,
     }

@@ -10,7 +10,7 @@ from zlib import crc32
 from rankwatch import shown
 from rankwatch.model import RankState, Status
 from rankwatch.report import incident as incidents
-from rankwatch.report.run import brief
+from rankwatch.report.run import brief, waiting
 from rankwatch.wire.ranks import compress
 
 SCHEMA = 1
@@ -59,6 +59,7 @@ def _build(status: Status) -> dict[str, Any]:
         "step_s": step_s,
         "timeout_s": incidents.number(shown.smallest_timeout_s(snapshot)),
         "timeout_used": round(max((view.inflight_s / view.timeout_s for view in views.values() if view.timeout_s), default=0.0), 4),
+        "waiting": waiting(status),
         "phases": phases,
         "culprits": compress(rank for rank, view in views.items() if view.culprit),
         "odd": compress(rank for rank, view in views.items() if view.kind == "culprit"),

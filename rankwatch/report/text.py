@@ -88,6 +88,12 @@ def page_words(doc: Mapping[str, Any]) -> str:
     return "no: a ticket" if verdict == "straggler" else "no: it may end by itself"
 
 
+def action_words(doc: Mapping[str, Any]) -> str:
+    """ "03:12:54Z rankwatch ended the workers (--on-stuck exit): ..."; "" where nothing was done."""
+    action = doc.get("action") or {}
+    return f"{shown.utc(action.get('at'), date=False)} {action.get('why') or action.get('taken')}" if action else ""
+
+
 def times_words(doc: Mapping[str, Any]) -> str:
     """Since when, how long, until when: the line below the headline."""
     since, closed, end = doc.get("since"), doc.get("closed_at"), doc.get("job") or {}
@@ -176,6 +182,7 @@ def _headline(doc: Mapping[str, Any]) -> str:
         f"culprit  {culprit_words(doc)}" + (f", at {doc['at']}" if doc.get("at") else ""),
         f"times    {times_words(doc)}",
         f"page     {page_words(doc)}",
+        *(f"action   {words}" for words in filter(None, (action_words(doc),))),
     ]
     return "\n".join(rows) + "\n"
 

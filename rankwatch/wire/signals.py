@@ -120,7 +120,7 @@ SIGNALS: tuple[Signal, ...] = (
         "Incident.opened_wall_at",
     ),
     Signal("rankwatch_incidents_total", "counter", "", ("verdict",), "low", "J", "Incidents that have reached this verdict.", "exporter"),
-    Signal("rankwatch_lost_rank_seconds_total", "counter", "seconds", (), "low", "J", "Waiting ranks times seconds, over all incidents.", "exporter"),
+    Signal("rankwatch_lost_rank_seconds_total", "counter", "seconds", (), "low", "J", "Rank-seconds lost waiting, short waits included.", "exporter"),
     # -- one rank
     Signal("rankwatch_rank_info", "gauge", "", ("rank", "local_rank", "node", "pid", "restart"), "default", "R", "Who a rank is; always 1.", "RankState"),
     Signal(
