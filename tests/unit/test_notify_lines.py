@@ -40,7 +40,7 @@ def test_the_second_line_leaves_out_what_nobody_knows():
 
 
 def test_the_verdict_line_has_the_keys_in_their_order():
-    words = verdict_line().split(" ")
+    words = verdict_line(advice=("Look.",)).split(" ")
     assert words[:3] == ["[rankwatch]", "03:12:44Z", "STUCK"]
     assert [word.split("=")[0] for word in words[3:]] == [
         "rank",
@@ -55,6 +55,7 @@ def test_the_verdict_line_has_the_keys_in_their_order():
         "group",
         "seq",
         "timeout_in",
+        "do",
         "report",
     ]
 
@@ -90,7 +91,7 @@ def test_ranks_nobody_reports_are_counted_in_the_line():
 
 def test_a_verdict_without_anything_still_is_a_line():
     incident = build_status.stuck_incident(
-        verdict=build_status.stuck_verdict(culprit_ranks=(), waiting_ranks=(), group=None, at="", timeout_left_s=None), hosts={}, pids={}
+        verdict=build_status.stuck_verdict(culprit_ranks=(), waiting_ranks=(), group=None, at="", timeout_left_s=None, advice=()), hosts={}, pids={}
     )
     picture = build_status.stuck_status(snapshot=None, job=build_status.job(run_dir=""))
     assert lines.verdict(incident, picture) == "[rankwatch] 03:12:44Z STUCK cause=not_entered domain=user_code for=0s"

@@ -1,0 +1,132 @@
+"""Cases from seeds: a random job, what was planted into it, and what a monitor sees of it, look by look.
+
+    for case in cases(seed=1, count=100):
+        for snapshot in case.snapshots:
+            ... diagnose(...)
+            case.want(wanted, held)
+
+The same seed gives the same job whatever the poll interval, the clocks' zero or the judge's questions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import faults
+import healthy
+import programs
+from observer import Observer
+from programs import Plan
+from sight import Sight
+from truth import Truth
+from world import World
+
+from rankwatch.model import JobSnapshot, Want
+
+KINDS: tuple[str, ...] = (*faults.FAULTS, *(f"healthy {name}" for name in healthy.HEALTHY))
+_RESTS = ("killed", "crashed", "exited_bad")  # what the first attempt of a restart ends of
+
+
+class Case:
+    """One job. `snapshots` can be gone through once. began_at: when the fault set in (monotonic, as in the snapshots), None before."""
+
+    def __init__(self, name: str, truth: Truth, plan: Plan, play: Iterator[JobSnapshot]) -> None:
+        self.name, self.truth, self.plan, self.snapshots = name, truth, plan, play
+        self.observer: Observer | None = None
+        self.began_at: float | None = None
+
+    def want(self, wants: Iterable[Want], held: bool = False) -> None:
+        """Evidence that the judge asks for after the snapshot that it got last; held: it waits for what dying ranks say."""
+        if self.observer is not None:
+            self.observer.want(wants, held)
+
+
+def cases(seed: int, count: int, kinds: Sequence[str] = KINDS, **how: Any) -> Iterator[Case]:
+    """`count` cases, the kinds in turn. Nothing is simulated before a case's snapshots are asked for. how: as for `make`."""
+    for number in range(count):
+        yield make(kinds[number % len(kinds)], f"{seed}/{number}", **how)
+
+
+def make(
+    kind: str, seed: str, *, size: int | None = None, nccl: bool | None = None, timeout_s: float | None = None, poll_s: float = 0.5,
+    clock_shift_s: float = 0.0, ends_s: float | None = None,
+) -> Case:  # fmt: skip
+    """The case of this kind and seed. poll_s: between two looks. clock_shift_s: added to all clocks. ends_s: when a healthy job is ended."""
+    rng = Random(f"{kind}/{seed}")
+    if kind == "restart":
+        kind = "healthy restart"
+    plan = programs.draw(rng, f"{kind}/{seed}", size=size, nccl=nccl, timeout_s=timeout_s)
+    if kind.startswith("healthy "):
+        name = kind.removeprefix("healthy ")
+        healthy.HEALTHY[name](rng, plan)
+        truth = healthy.truth(name)
+        ends = rng.uniform(35.0, 80.0) + 2.0 * plan.compile_s
+    else:
+        truth = faults.FAULTS[kind](rng, plan)
+        ends = 3600.0
+        if truth.must == "page" and not truth.unhealable and any(item[0] == "recv" for item in plan.items):
+            truth = replace(truth, must="perhaps")  # gloo's recorder shows no point-to-point call: who waits for whom may not be seen at all
+    if kind == "healthy restart":
+        truth = replace(faults.FAULTS[rng.choice(_RESTS)](rng, plan), fault="restart")
+    sight = _sight(rng, plan, kind, poll_s, clock_shift_s, ends_s or ends)
+    if truth.must == "ticket" and len(sight.nodes) > 1:
+        truth = replace(truth, must="perhaps")  # late reports blur who was found waiting, and clocks of two nodes differ
+    if kind == "healthy pauses":
+        starts = (rng.uniform(8.0, 15.0), rng.uniform(25.0, 35.0))
+        pauses = tuple((start, rng.uniform(3.0, 0.3 * plan.timeout_s + 5.0), rng.random() < 0.5) for start in starts)
+        sight = replace(sight, pauses=pauses)
+    if kind == "healthy silent_nodes" and len(sight.nodes) > 1:
+        start = rng.uniform(8.0, 15.0)
+        sight = replace(sight, silences=((rng.randrange(1, len(sight.nodes)), start, start + rng.uniform(5.0, 40.0)),))
+    if kind == "healthy planned_end":
+        sight = replace(
+            sight,
+            ends_at=rng.uniform(5.0, 20.0),
+            ending=rng.choice(("SIGTERM to the launcher", "SIGINT to the launcher", "the rendezvous asks for new members")),
+        )
+    case = Case(f"{kind} seed {seed}", truth, plan, iter(()))
+    case.snapshots = _play(case, rng.random(), sight, kind == "healthy restart")
+    return case
+
+
+def _sight(rng: Random, plan: Plan, kind: str, poll_s: float, clock_shift_s: float, ends: float) -> Sight:
+    count = rng.choice((1, 1, 1, 2, 2, 4, 8)) if plan.size >= 4 else rng.choice((1, 1, 1, 2))
+    count = min(count, plan.size)
+    bounds = [round(i * plan.size / count) for i in range(count + 1)]
+    nodes = tuple(tuple(range(bounds[i], bounds[i + 1])) for i in range(count))
+    return Sight(
+        nodes, poll_s=poll_s, pull_s=rng.uniform(0.6, 2.2), errors_s=tuple(rng.uniform(-0.03, 0.03) if i else 0.0 for i in range(count)),
+        history=rng.random() < 0.7 or not plan.nccl or kind in ("diverged", "straggler"), suspicion=rng.random() < 0.7, compile_probe=rng.random() < 0.9,
+        mono_shift_s=clock_shift_s, ends_at=ends,
+    )  # fmt: skip
+
+
+def _play(case: Case, salt: float, sight: Sight, restart: bool) -> Iterator[JobSnapshot]:
+    plan, began = case.plan, 0.0
+    rng = Random(f"{plan.seed}/{salt}")
+    ahead = [0.0] + [rng.choice((0.0, rng.uniform(-0.5, 0.5), rng.uniform(-90.0, 90.0))) for _ in sight.nodes[1:]]
+    offsets = tuple(ahead[node] for node, ranks in enumerate(sight.nodes) for _ in ranks)
+    for attempt in range(1 + restart):
+        world = World(
+            plan.size, lambda rank: programs.program(plan, rank), Random(rng.random()), nccl=plan.nccl, timing=plan.nccl and rng.random() < 0.4,
+            lenient=case.truth.fault == "diverged", buffer=rng.choice((2000, 2000, 64)), offsets=offsets, wall_shift_s=sight.mono_shift_s + began,
+        )  # fmt: skip
+        found = sight if attempt == 0 else replace(sight, ends_at=rng.uniform(20.0, 40.0), slow_after_s=1e9)
+        observer = case.observer = Observer(world, found, Random(rng.random()), attempt, began)
+        whole = (plan.timeout_s <= 60.0 or rng.random() < 0.15) and case.truth.fault not in ("diverged", "straggler")
+        for snapshot in observer.snapshots():
+            if case.began_at is None and "fault" in world.marks:
+                case.began_at = observer.mono + world.marks["fault"]
+                if case.truth.fault != "straggler":
+                    observer.sight = replace(observer.sight, slow_after_s=world.now + 45.0)
+            yield snapshot
+            if case.began_at is not None and not whole and attempt == 0 and not restart:
+                last = case.began_at - observer.mono + max(case.truth.due_s + 25.0, 45.0)
+                observer.sight = replace(observer.sight, ends_at=max(last, world.now + 0.1))
+                whole = True
+        began += world.now + rng.uniform(1.0, 3.0)
+        plan.inserts.clear()
+        plan.replaces.clear()

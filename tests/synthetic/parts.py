@@ -1,0 +1,101 @@
+"""What a World is made of: calls, recorder entries, communicators and ranks, without behaviour."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import activities
+from activities import Act
+
+from rankwatch.model import Collective, Crash, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """mode: "sync" blocks the caller (on NCCL it is followed by a stream wait), "async" is waited for by ("wait",), "leak" never."""
+
+    op: str = "all_reduce"
+    sizes: tuple[int, ...] = (1024,)
+    dtype: str = "Float"
+    mode: str = "sync"
+    root: int = 0  # index among the members
+    line: int = 50
+    backward: bool = False
+    takes_s: float = 0.002
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        return (self.op, self.sizes, self.dtype)
+
+
+class Entry:
+    """One recorder entry. `shown` is its frozen form, made again when it changes."""
+
+    __slots__ = ("at", "call", "comm", "created", "done", "rank", "seq", "shown")
+
+    def __init__(self, comm: Comm, rank: int, seq: int, call: Call, created: float, at: float) -> None:
+        self.comm, self.rank, self.seq, self.call, self.created, self.at = comm, rank, seq, call, created, at
+        self.done = False
+        self.shown: Collective | None = None
+
+
+class Comm:
+    """One generation of one group, shared by its members. hung_from: operations from this number on never complete."""
+
+    __slots__ = ("calls", "free_at", "group", "hung_from", "members", "nccl")
+
+    def __init__(self, group: Group, nccl: bool) -> None:
+        self.group, self.members, self.nccl = group, frozenset(group.ranks), nccl
+        self.calls: dict[int, dict[int, Entry]] = {}
+        self.hung_from: float = inf
+        self.free_at = 0.0
+
+
+@dataclass(slots=True)
+class Rank:
+    """Truth about one rank; what of it is visible, and when, is the observer's business."""
+
+    number: int
+    program: Iterator[tuple[Any, ...]]
+    stage: str = "armed"
+    stage_since: float = 0.0
+    act: Act = activities.IMPORTING
+    act_since: float = 0.0
+    token: int = 0  # of the event that wakes it; older ones are void
+    wakes_at: float = inf
+    blocked: str = ""  # "" busy, "call", "wait", "join", "group", "recv"
+    blocked_since: float = 0.0
+    blocked_on: Entry | None = None
+    timer: bool = False
+    held: Act | None = None  # what it was doing when it was stopped
+    left_s: float = inf  # of that
+    cpu_s: float = 1.0
+    child_cpu_s: float = 0.0
+    io_bytes: float = 0.0
+    counted_at: float = 0.0
+    steps: int = 0
+    step_at: float | None = None
+    step_s: float | None = None
+    groups: dict[str, Comm] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+    entered: dict[str, int] = field(default_factory=dict)  # by group name, of its current generation
+    completed: dict[str, int] = field(default_factory=dict)
+    entries: deque[Entry] = field(default_factory=deque)
+    handles: list[Entry] = field(default_factory=list)
+    recorded: int = 0
+    creating: tuple[str, str, str, tuple[int, ...], float] | None = None
+    box: str = ""  # that it receives from
+    shown_groups: dict[str, Group] = field(default_factory=dict)  # by key, as this rank knows them
+    exit_code: int | None = None
+    exited_at: float | None = None
+    oom_killed: bool = False
+    crash: Crash | None = None
+    version: int = 0  # rises whenever numbers, entries or groups change
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None

@@ -1,0 +1,169 @@
+"""A job as a discrete-event simulation: ranks run programs of work and collectives over groups, on gloo or NCCL semantics.
+
+A program is an iterator of operations, tuples that begin with a name of World's `_op_` methods:
+    ("work", seconds, Act)              busy; inf: for ever
+    ("call", key, Call)                 a collective of the group that the rank knows by this key
+    ("wait",)                           until all own handles are done
+    ("join", timeout_s)                 init_process_group
+    ("group", key, name, desc, members, timeout_s), ("destroy", key or None)
+    ("send", mailbox), ("recv", mailbox)    point-to-point, which no recorder shows
+    ("step",), ("mark", what), ("do", callable), ("exit", code), ("raise", type, message, where)
+The world knows no judge and no poll; `observer` looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import activities
+from activities import Act
+from exchange import Exchange
+from parts import Call, Comm, Entry, Rank
+
+from rankwatch.model import Crash, Group
+
+
+class World(Exchange):
+    """A job: an Exchange whose ranks have the operations above."""
+
+    def _op_work(self, rank: Rank, seconds: float, act: Act) -> bool:
+        self.become(rank, act)
+        self._wake(rank, self.now + seconds)
+        return False
+
+    def _op_step(self, rank: Rank) -> bool:
+        rank.step_s = self.now - rank.step_at if rank.step_at is not None else None
+        rank.steps, rank.step_at = rank.steps + 1, self.now
+        return True
+
+    def _op_mark(self, rank: Rank, what: str) -> bool:
+        """The fault begins here, on this rank."""
+        self.marks.setdefault(what, self.now)
+        self.reached.add(rank.number)
+        return True
+
+    def _op_do(self, rank: Rank, call: Callable[[World, Rank], None]) -> bool:
+        call(self, rank)
+        return rank.alive and rank.held is None
+
+    def _op_exit(self, rank: Rank, code: int) -> bool:
+        if rank.stage != "left":
+            rank.stage, rank.stage_since = "exiting", self.now
+        self.at(self.now + self.rng.uniform(0.02, 0.3), self.end, rank, code)
+        self.become(rank, Act(()))
+        rank.token += 1
+        return False
+
+    def _op_raise(self, rank: Rank, kind: str, message: str, where: str) -> bool:
+        self.fail(rank, Crash(kind, message, where, f'File "{where}"', "slot", self.wall_of(rank)))
+        return False
+
+    def _op_send(self, rank: Rank, box: str) -> bool:
+        self.mail[box] = self.mail.get(box, 0) + 1
+        for other in self.ranks:
+            if other.blocked == "recv" and other.box == box and self.mail[box] > 0 and other.held is None:
+                self.mail[box] -= 1
+                self._wake(other, self.now + 0.001)
+        return True
+
+    def _op_recv(self, rank: Rank, box: str) -> bool:
+        if self.mail.get(box, 0) > 0:
+            self.mail[box] -= 1
+            return True
+        rank.box = box
+        return self._block(rank, "recv", activities.RECEIVING)
+
+    def _op_join(self, rank: Rank, timeout_s: float) -> bool:
+        rank.stage, rank.stage_since = "joining", self.now
+        self._block(rank, "join", activities.IN_STORE)
+        rank.creating = ("0", "0", "default_pg", tuple(range(self.size)), timeout_s)
+        self._arrive("join", rank, self.size)
+        return False
+
+    def _op_group(self, rank: Rank, key: str, name: str, desc: str, members: tuple[int, ...], timeout_s: float) -> bool:
+        if rank.number not in members:
+            return True
+        rank.creating = (key, name, desc, members, timeout_s)
+        self._block(rank, "group", activities.IN_NEW_GROUP)
+        self._arrive("group " + name, rank, len(members))
+        return False
+
+    def _arrive(self, where: str, rank: Rank, size: int) -> None:
+        """gloo connects all members as a group is made; NCCL waits with that for the first collective (TORCH_DIST_INIT_BARRIER is 0 by default)."""
+        arrived = self._arrived.setdefault(where, [])
+        arrived.append(rank)
+        if self.nccl:
+            self.at(self.now + self.rng.uniform(0.01, 0.2), self._made, rank)
+            arrived.clear()
+        elif len(arrived) == size:
+            del self._arrived[where]
+            for other in arrived:
+                self.at(self.now + self.rng.uniform(0.01, 0.2), self._made, other)
+
+    def _made(self, rank: Rank) -> None:
+        if not rank.alive or rank.creating is None:
+            return
+        key, name, desc, members, timeout_s = rank.creating
+        rank.creating = None
+        if rank.stage == "joining":
+            rank.stage, rank.stage_since = "joined", self.now
+        if rank.number in members:
+            generation = rank.generations[name] = rank.generations.get(name, -1) + 1
+            comm = self._comms.get((name, generation, members))
+            if comm is None:
+                group = Group(name, desc, "nccl" if self.nccl else "gloo", members, timeout_s, generation, 0.0)
+                comm = self._comms[name, generation, members] = Comm(group, self.nccl)
+            rank.groups = {**rank.groups, key: comm}
+            rank.shown_groups = {**rank.shown_groups, key: replace(comm.group, created_wall_at=self.wall_of(rank))}
+            rank.entered[name] = rank.completed[name] = 0
+        rank.version += 1
+        if rank.held is None:
+            self._wake(rank, self.now)
+        else:
+            rank.left_s = 0.0
+
+    def _op_destroy(self, rank: Rank, key: str | None) -> bool:
+        gone = [key] if key is not None else list(rank.groups)
+        for each in gone:
+            name = rank.groups[each].group.name
+            rank.entered.pop(name, None)
+            rank.completed.pop(name, None)
+        rank.groups = {known: comm for known, comm in rank.groups.items() if known not in gone}
+        rank.shown_groups = {known: group for known, group in rank.shown_groups.items() if known not in gone}
+        rank.version += 1
+        if key is None:
+            rank.stage, rank.stage_since = "left", self.now
+        return True
+
+    def _op_wait(self, rank: Rank) -> bool:
+        rank.handles = [entry for entry in rank.handles if not entry.done]
+        if not rank.handles:
+            return True
+        first = rank.handles[0]
+        return self._block(rank, "wait", activities.waiting(first.call.op, first.call.line, nccl=self.nccl, backward=True), first)
+
+    def _op_call(self, rank: Rank, key: str, call: Call) -> bool:
+        comm = rank.groups.get(key)
+        if comm is None:
+            return True
+        name = comm.group.name
+        seq = rank.entered[name] = rank.entered[name] + 1
+        entry = Entry(comm, rank.number, seq, call, self.wall_of(rank), self.now)
+        rank.entries.append(entry)
+        if len(rank.entries) > self.buffer:
+            rank.entries.popleft()
+        rank.recorded += 1
+        rank.version += 1
+        comm.calls.setdefault(seq, {})[rank.number] = entry
+        if self.dead and not comm.nccl and any(not self.ranks[other].alive for other in comm.members):
+            self.at(self.now + self.rng.uniform(0.01, 0.2), self._lost, rank, entry)
+        self._check(comm, seq)
+        if call.mode == "leak":
+            return True
+        if call.mode == "async":
+            rank.handles.append(entry)
+            return True
+        if entry.done:
+            return True
+        return self._block(rank, "call", activities.waiting(call.op, call.line, nccl=comm.nccl, backward=call.backward), entry)
