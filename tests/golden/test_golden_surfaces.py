@@ -8,6 +8,7 @@ import pytest
 from golden import check
 
 from rankwatch.export.prometheus import Exporter
+from rankwatch.model import Waited
 from rankwatch.notify import lines
 from rankwatch.report import incident, markdown, run, state, text
 
@@ -56,6 +57,16 @@ def every_line(as_json):
     healthy, stuck, compiling, crashed = build_status.healthy_status(), *(build() for build in CASES.values())
     closed = dataclasses.replace(build_status.compiling_incident(), closed_at=build_status.NOW + 10, closed_wall_at=build_status.WALL + 10, lost_rank_s=1860.0)
     over = build_status.healthy_status(closed_incidents=(closed,), state="done", exit_code=0)
+    costs = (
+        Waited(3, "recompiling block.forward", 1860.0), Waited(0, "checkpointing at train.py:88:save", 540.0), Waited(2, "straggling", 61.0),
+        Waited(-1, "all_entered", 20.0), Waited(5, "late", 1.0),
+    )  # fmt: skip
+    quiet = build_status.healthy_status(waiting=costs, state="done", exit_code=0)
+    unclear = dataclasses.replace(
+        build_status.stuck_incident(), was_ranks=(4,), times=12,
+        verdict=build_status.stuck_verdict(verdict="timeout_imminent", timeout_left_s=None, timeout_known=False),
+    )  # fmt: skip
+    merged = dataclasses.replace(closed, into="20261130T031211Z-7", times=3)
     return "\n".join(
         (
             lines.watching(healthy, as_json=as_json),
@@ -64,9 +75,13 @@ def every_line(as_json):
             lines.verdict(compiling.open_incidents[0], compiling, as_json=as_json),
             lines.verdict(crashed.open_incidents[0], crashed, as_json=as_json),
             lines.verdict(closed, over, as_json=as_json),
+            lines.verdict(unclear, stuck, as_json=as_json),
+            lines.verdict(merged, over, as_json=as_json),
             lines.blind(3, "no process claimed its slot within 30 s", as_json=as_json),
             lines.notice("port 27435 is taken", as_json=as_json),
             lines.done(over, as_json=as_json),
+            lines.done(quiet, as_json=as_json),
+            lines.done(dataclasses.replace(quiet, forgotten={"slow": 7}, restarts=1), as_json=as_json),
             lines.done(build_status.healthy_status(state="done", exit_code=0), as_json=as_json),
             lines.done(crashed, as_json=as_json),
             lines.failed_block(stuck, {}, as_json=as_json),

@@ -1,4 +1,4 @@
-"""One NCCL job on two GPUs with one planned trouble: `nccl_job.py KIND`. Knows nothing of rankwatch."""
+"""One NCCL job on two GPUs with one planned trouble: `nccl_job.py KIND` (`never_joins` needs one). Knows nothing of rankwatch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 RANK = int(os.environ["RANK"])
 WIDTHS = (1024, 1280, 1536, 1792, 2048, 1280, 1024)  # each product needs kernels of its own
-DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
 
 def main(kind: str) -> None:
     torch.cuda.set_device(DEVICE)
+    if kind == "never_joins":  # without device_id the communicator is made by the first collective, after init_process_group has returned
+        if RANK == 1:
+            load_batch()
+        dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=120))
+        dist.all_reduce(torch.ones(8, device=DEVICE))
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=120), device_id=DEVICE)
     model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(a, b) for a, b in pairwise(WIDTHS)]).to(DEVICE), bucket_cap_mb=8)
     if kind == "compile_alone":

@@ -1,4 +1,7 @@
-"""By hand, on a machine with two GPUs: `python tests/gpu/run_nccl.py OUT_DIR`. Prints one table: what was named, when, how the job ended."""
+"""By hand, on a machine with two GPUs (one for never_joins): `python tests/gpu/run_nccl.py OUT_DIR [KIND ...]`.
+
+Prints one table: what was named, when, how the job ended.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ CASES = {  # kind -> (accepted (verdict, cause), culprits, seconds to wait)
     "mismatch": ({("stuck", "mismatch")}, [0, 1], 60),
     "compile_alone": ({("slow", "compiling")}, [1], 120),
     "healthy": (set(), [], 120),
+    "never_joins": ({("slow", "store_wait")}, [1], 60),
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -9,7 +10,9 @@ import time
 
 import pytest
 
-from rankwatch.monitor.processes import ExitWatch, Processes, child_exit, read_stat
+from rankwatch.monitor.exits import ExitWatch, child_exit
+from rankwatch.monitor.proc_stat import read_stat
+from rankwatch.monitor.processes import Processes
 
 pytestmark = pytest.mark.ranks
 
@@ -125,3 +128,49 @@ def test_the_watch_tells_exit_codes_and_signals_and_leaves_the_child_to_its_pare
     assert told == {sleeper.pid: -9, quitter.pid: 0}
     assert (sleeper.wait(), quitter.wait()) == (-9, 0)
     watch.close()
+
+
+VFORK = (
+    "import ctypes, platform, signal, threading, time\n"
+    "number = {'x86_64': 56, 'aarch64': 220}[platform.machine()]\n"
+    "def wait_in_kernel():\n"
+    "    if ctypes.CDLL(None).syscall(number, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:\n"  # CLONE_VFORK: asleep until the child ends
+    "        ctypes.CDLL(None).pause()\n"
+)
+
+
+def test_a_thread_that_sleeps_uninterruptibly_is_told_with_the_time_of_that_sleep(start):
+    child = start(VFORK + "threading.Thread(target=wait_in_kernel).start()\ntime.sleep(0.2)\nprint('ready', flush=True)\ntime.sleep(60)")
+    processes = Processes()
+    try:
+        wait = until(lambda: next((each for each in processes.look(child.pid, suspect=True).blocked_threads if each.asleep_s >= 1 and each.call), None))
+        assert (wait.state, wait.tid != child.pid) == ("D", True)
+        assert "clone" in wait.call or "fork" in wait.call
+        assert processes.look(child.pid, suspect=True).state == "S"
+    finally:
+        for each in processes.children(child.pid):
+            os.kill(each.pid, signal.SIGKILL)
+
+
+def test_a_main_thread_in_the_kernel_shows_the_file_that_it_reads(start):
+    child = start("import os; r, w = os.pipe(); print('ready', flush=True); os.read(r, 1)")
+    processes = Processes()
+    wait = until(lambda: (found := processes.look(child.pid, suspect=True).main_wait) is not None and found.call and found)
+    assert (wait.call, wait.target[:6]) == ("read", "pipe:[")
+
+
+def test_bytes_over_sockets_are_seen_although_the_process_counts_none(start):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = start(
+            "import socket, sys\n"
+            f"link = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
+            "print('ready', flush=True)\n"
+            "while True:\n    link.recv(1 << 16)\n"
+        )
+        link, _ = server.accept()
+        with link:
+            processes = Processes()
+            before = processes.look(child.pid, suspect=True)
+            link.sendall(bytes(1 << 20))
+            until(lambda: processes.look(child.pid, suspect=True).net_bytes >= 1 << 20)
+            assert processes.look(child.pid, suspect=True).io_bytes - before.io_bytes < 1 << 16

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from rankwatch.monitor import pyspy
-from rankwatch.monitor.processes import Processes, read_stat
+from rankwatch.monitor.proc_stat import read_stat
+from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.stacks import StackCapture, Target
 
 pytestmark = pytest.mark.ranks

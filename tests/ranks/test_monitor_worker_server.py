@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rankwatch.monitor.processes import read_stat
+from rankwatch.monitor.proc_stat import read_stat
 from rankwatch.monitor.worker_server import ServerError, WorkerServer
 
 pytestmark = pytest.mark.ranks
