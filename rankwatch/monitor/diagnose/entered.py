@@ -102,8 +102,12 @@ def deadlock(hang: Hang, waits: Sequence[Wait], wait: Wait, scene: Scene) -> Pic
 def _other_calls(
     hang: Hang, waits: Sequence[Wait], wait: Wait, lines: Sequence[str], evidence: tuple[str, ...], mark: tuple[object, ...], told: str, scene: Scene
 ) -> Picture:
-    sides = sorted((sorted(set(hang.cycle).intersection(waits[index].waiters)) for index in hang.waits), key=len)
-    culprits = tuple(sides[0]) if len(sides) == 2 and len(sides[0]) < len(sides[1]) else hang.cycle
+    inside = set(hang.cycle)
+    crossed = [waits[index] for index in hang.waits if inside.intersection(waits[index].waiters) and inside.intersection(waits[index].missing)]
+    # who waits beside a rank of the cycle is on its side, also where its own numbers were read a moment too early to be in the cycle
+    sides = sorted((set(each.waiters) for each in crossed), key=len)
+    uneven = len(sides) == 2 and len(sides[0]) < len(sides[1]) and not sides[0] & sides[1]
+    culprits = tuple(sorted(sides[0])) if uneven else hang.cycle
     stack = fresh_stack(scene.ranks[culprits[0]], wait.since)
     where = "" if any(waits[index].starting for index in hang.waits) else f" in {wait.label}"
     says = f"different operations{where}: " + (_skipped(culprits, hang, waits) or "; ".join(lines[:4])) + f"; for {scene.age(wait.since):.0f} s{told}"
@@ -154,6 +158,13 @@ def all_in(wait: Wait, scene: Scene) -> Picture:
         text = f"{words.ranks_text(wait.waiters)} {words.verb(tuple(wait.waiters), 'waits', 'wait')} in {words.place(wait)} for {waited:.0f} s"
         text += "; who has not come is not among the ranks seen"
         return Picture(None, "unknown", "unknown", (), wait, text, missing_evidence=(f"state of {words.ranks_text(wait.unknown)}",), confidence="partial")
+    if wait.unread and wait.backend == "gloo":  # its status numbers count point-to-point calls as well: only an entry proves that a rank has come
+        who = tuple(wait.waiters)
+        text = (
+            f"{words.ranks_text(who)} {words.verb(who, 'waits', 'wait')} in {words.place(wait)} for {waited:.0f} s; whether the others are in it is not known"
+        )
+        unread = (f"operations of {words.ranks_text(wait.unread)}: gloo's numbers count point-to-point calls, its recorder does not show them",)
+        return Picture(None, "unknown", "unknown", (), wait, text, missing_evidence=unread, confidence="partial")
     limit = scene.limits.stuck_after_s(wait.timeout_s, first=True)
     says = f"all ranks are in {words.place(wait)} and it does not complete for {waited:.0f} s"
     evidence = [f"all {len(wait.ranks)} ranks have entered #{wait.seq} with equal operations: no divergence of the code"]

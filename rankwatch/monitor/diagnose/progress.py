@@ -34,7 +34,14 @@ def observe(watch: Watch | None, rank: RankState, now: float, look_s: float, lim
     stack_at = rank.stack.at if rank.stack else 0.0
     signs = marks(rank)
     if watch is None:
-        return Watch(since=now, look_at=now, cpu_s=cpu, io_bytes=io, marks=signs, stack_at=stack_at, disk_bytes=disk, net_bytes=net)
+        return Watch(
+            since=now, look_at=now, cpu_s=cpu, io_bytes=io, marks=signs, stack_at=stack_at, disk_bytes=disk, net_bytes=net, silent=_silent(rank, now, limits)
+        )
+    silent = _silent(rank, now, limits)
+    if watch.silent and not silent:
+        watch = replace(watch, last_progress=now, why="its Python threads run again")  # what held the GIL has ended: the silence begins anew
+    if silent != watch.silent:
+        watch = replace(watch, silent=silent)
     if signs != watch.marks:
         watch = replace(watch, marks=signs, last_progress=now, why="a new phase or step")
     if rank.stack is not None and stack_at > watch.stack_at:
@@ -52,6 +59,11 @@ def observe(watch: Watch | None, rank: RankState, now: float, look_s: float, lim
         over = " over the network" if network > files else ""
         watch = replace(watch, last_progress=now, why=f"{(files + network) / 1e6:.1f} MB moved{over} in {elapsed:.0f} s")
     return watch
+
+
+def _silent(rank: RankState, now: float, limits: Limits) -> bool:
+    """Whether none of its Python threads has run lately."""
+    return rank.heartbeat_at is not None and now - rank.heartbeat_at >= limits.gil_stale_s
 
 
 def _stack_taken(watch: Watch, rank: RankState, now: float, look_s: float) -> Watch:

@@ -54,6 +54,7 @@ class Watch:
     net_bytes: int = 0
     same_samples: int = 0  # samples in a row that show the same line as the one before
     same_since: float = 0.0  # when the first of those was taken
+    silent: bool = False  # its heartbeat had stopped
 
 
 @dataclass(frozen=True, slots=True)
