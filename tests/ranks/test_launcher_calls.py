@@ -38,6 +38,8 @@ def alive(pids):
 class Recorder:
     """Any other call is an AttributeError, which supervision says on stderr."""
 
+    exit_request = None  # read at every poll of torchrun's agent
+
     def __init__(self, options, job, limits):
         say("init", job_id=job.job_id, world_size=job.world_size, nnodes=job.nnodes, run_dir=job.run_dir, env=job.set_environment, labels=job.labels)
 
