@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LIBRARY = re.compile(
-    r"site-packages/|dist-packages/|/lib/python3|<stdlib>|^<frozen|torchinductor_|(^|/)rankwatch/agent/"
+    r"site-packages/|dist-packages/|/lib/python3|<stdlib>|^<frozen|torchinductor_|(^|/)rankwatch/(agent|wire)/"
     r"|(^|/)torch/(_\w+|ao|amp|autograd|backends|compiler|cuda|distributed|fx|jit|library|multiprocessing|nn|optim|profiler|utils|(serialization|functional|storage|hub|library|_\w+)\.py)(/|$)"
 )
 # checkouts of frameworks: code that a job may have changed, but whose line is told only where there is none of the job's own
