@@ -35,12 +35,12 @@ class Handling:
         """{type, message, where, wall_ns: first seen}, or None. Keeps no reference to the exception, runs no code of its class."""
         found = self._read().get(self._ident) if self._read is not None else None
         error = found[1] if isinstance(found, tuple) else found
-        if not isinstance(error, BaseException) or isinstance(error, _CONTROL_FLOW):
+        kind = type(error)
+        if error is None or not issubclass(kind, BaseException) or issubclass(kind, _CONTROL_FLOW):  # isinstance may ask the object for its __class__
             self._id, self._told = 0, None
         elif id(error) != self._id:
             self._id, self._since_wall_ns, self._told = id(error), time.time_ns(), None
         elif self._told is None:
-            kind = type(error)
             self._told = {
                 "type": kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
                 "message": _message(error),

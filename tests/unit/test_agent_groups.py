@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rankwatch.agent.groups import Groups
-from rankwatch.agent.probes.collectives import shorten_status, with_entries
+from rankwatch.agent.heartbeat import shorten_status, with_entries
 
 
 class World:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from rankwatch.agent.handling import Handling
-from rankwatch.agent.probes.collectives import with_handled
+from rankwatch.agent.heartbeat import with_handled
 
 
 class Silent(ValueError):

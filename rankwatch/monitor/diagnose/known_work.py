@@ -52,6 +52,10 @@ def _package(names: str) -> str:
     return rf"{_SITE}{_any(names)}(/|\.py$)"
 
 
+FILELOCK = _package("filelock")
+FILE_BATON = r"torch/utils/file_baton\.py$"
+
+
 def _person(file: str, functions: str = "", does: str = "is in a debugger") -> Known:
     return Known("debugger", file, functions, does)
 
@@ -179,8 +183,8 @@ TABLE: tuple[Known, ...] = (
     ),
     # -- no cause of its own, but worth the words
     Known("noted", r"torch/(profiler/\w+|autograd/profiler)\.py$", r"step|stop\w*|export\w*|__exit__|_transit_action|\w*trace\w*", "writes a profile"),
-    Known("noted", _package("filelock"), "", "waits for a lock file that another process holds"),
-    Known("noted", r"torch/utils/file_baton\.py$", "", "waits for another process to build a C++ extension, or for a lock file that a killed build has left"),
+    Known("noted", FILELOCK, "", "waits for a lock file that another process holds"),
+    Known("noted", FILE_BATON, "", "waits for another process to build a C++ extension, or for a lock file that a killed build has left"),
     Known("noted", r"torch/utils/cpp_extension\.py$", "", "builds a C++ extension"),
     Known("noted", r"^<frozen importlib\._bootstrap", "", "imports a module"),
     Known("noted", _STDLIB + r"subprocess\.py$", "", "waits for a child process"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rankwatch.model import RankState
 from rankwatch.monitor.diagnose.frames import comparable, moved
+from rankwatch.monitor.diagnose.known_work import FILE_BATON, FILELOCK
 from rankwatch.monitor.diagnose.state import Watch
 from rankwatch.monitor.policy import Limits
 
@@ -14,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_LOCK_FILE = re.compile(r"(^|/)filelock/|torch/utils/file_baton\.py$")
+_LOCK_FILE = re.compile(f"{FILELOCK}|{FILE_BATON}")
 
 
 def marks(rank: RankState) -> tuple[object, ...]:
