@@ -181,6 +181,13 @@ def _of_victims(
         return _of_leaver(leaver, snapshot, ranks, victims, bad, key)
     if failed_joins and (judged := unjoined.judge(state, snapshot, ranks, failed_joins, bad, key)) is not None:
         return judged
+    return _alone(snapshot, ranks, victims, state, bad, start, key)
+
+
+def _alone(
+    snapshot: JobSnapshot, ranks: Mapping[int, RankState], victims: Mapping[int, Death], state: State, bad: Mapping[int, Death], start: float, key: str
+) -> Judged:
+    """Every rank that ended, the first at `start`, speaks of a lost peer, and none that could be meant is known."""
     unseen = snapshot.world_size - len(ranks)
     if not snapshot.final and snapshot.now - start < _SETTLED_S:
         return Judged(None, held=True)

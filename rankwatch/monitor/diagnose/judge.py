@@ -19,6 +19,7 @@ from rankwatch.monitor.diagnose import (
     pairing,
     progress,
     repeats,
+    starts,
     suspended,
     timeouts,
     unhealed,
@@ -87,7 +88,7 @@ def _running(
     state = replace(state, extensions=timeouts.spent(state.extensions, views, ranks, now))
     opens = waits.track_opens(state, views, offsets, snapshot)
     state = replace(state, opens=opens)
-    starting, sights = waits.startup_waits(ranks, snapshot, state, limits)
+    starting, sights = starts.startup_waits(ranks, snapshot, state, limits)
     entered, all_in = waits.collective_waits(views, opens, state, now, limits)
     found = [*entered, *starting, *waits.barrier_waits(ranks, snapshot, state, limits)]
     troubles_found, in_cycles = _resolve(found, ranks, state)
