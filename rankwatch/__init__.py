@@ -1,6 +1,6 @@
 """rankwatch: torchrun with eyes.
 
-Imported in every rank (`rankwatch.step()`), so it holds the version, loads nothing, and resolves `step` on first use.
+Imported in every rank (`rankwatch.step()`), so it holds the version, loads nothing, and resolves the public functions on first use.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing itself is not imported in ranks
+    from rankwatch.agent.public import log_loss as log_loss
     from rankwatch.agent.public import step as step
 
-__all__ = ["__version__", "step"]
+__all__ = ["__version__", "log_loss", "step"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "step":
-        from rankwatch.agent.public import step
+    if name in ("step", "log_loss"):
+        from rankwatch.agent import public
 
-        return step
+        return getattr(public, name)
     raise AttributeError(f"module 'rankwatch' has no attribute {name!r}")

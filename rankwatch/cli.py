@@ -6,6 +6,7 @@ So nothing can collide with torchrun's flags. No command is imported before it r
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import select
 import sys
@@ -15,6 +16,7 @@ from importlib.util import find_spec
 
 from rankwatch import __version__, stderr
 from rankwatch.config import OPTIONS, ConfigError, load, nearest
+from rankwatch.monitor.policy import Limits
 from rankwatch.shown import TAG, clean
 
 COMMANDS = {
@@ -23,10 +25,13 @@ COMMANDS = {
     "doctor": "what works here, and what to do about what does not",
     "report": "show the incidents of a run",
     "ls": "list the runs of a directory",
+    "ablate": "run the same command once per torch.compile backend, and name the layer or the frame that is to blame",
+    "compile": "what every rank compiled, where they differ, what to change; of a running job or a run",
     "config": "show every option, its value and where it comes from",
 }
 """name -> help. A command is the module rankwatch.commands.<name> with `main(argv, options) -> int`; one without its module is not offered."""
 
+STARTS_JOBS = ("torchrun", "demo", "ablate")
 EXIT_USAGE = 2
 _FLAGS = ("-h", "--help", "--version")
 
@@ -43,30 +48,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         before, command, rest = split(words)
         if any(flag in before for flag in _FLAGS):
             return _printing(lambda: _tell([flag for flag in _FLAGS if flag in before]))
+        if command is None and (took := _swallowed(before)):
+            raise UsageError(took)
         if command is None:
             stderr.current().offer(_parser().format_help())
             return EXIT_USAGE
         if command not in available():
-            raise UsageError(f"unknown command {command!r}{nearest(command, available())}{_swallowed(before)}; rankwatch --help lists the commands")
-        options = load(_given(before))
+            took = _swallowed(before)
+            raise UsageError(took or f"unknown command {command!r}{nearest(command, available())}; rankwatch --help lists the commands")
+        options = load(_given(before), limits=Limits)
+        if command in STARTS_JOBS:
+            from rankwatch.launcher.usable import settled
+
+            options = settled(options)
     except (UsageError, ConfigError) as error:
         return fail(str(error))
     for warning in options.warnings:
         say(warning)
     run = import_module(f"rankwatch.commands.{command}").main
-    return int(run(rest, options)) if command == "torchrun" else _printing(lambda: int(run(rest, options)))
+    try:
+        return int(run(rest, options)) if command == "torchrun" else _printing(lambda: int(run(rest, options)))
+    except SystemExit as end:
+        misplaced = {option.flag for option in OPTIONS} & {word.partition("=")[0] for word in rest}
+        if end.code == EXIT_USAGE and misplaced:
+            say(f"{', '.join(sorted(misplaced))} is rankwatch's: it goes before the word {command}")
+        raise
 
 
 def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
     """(words of our options, command or None, words of the command). UsageError for an option that does not exist or lacks its value."""
     flags = {option.flag for option in OPTIONS}
+    switches = {option.flag for option in OPTIONS if option.shape == "switch"}
     at = 0
     while at < len(words) and words[at].startswith("-"):
         name, equals, _ = words[at].partition("=")
         if name in _FLAGS and not equals:
             at += 1
         elif name not in flags:
-            raise UsageError(f"unknown option {name}{nearest(name, (*sorted(flags), *_FLAGS))}; torchrun's own flags go after the word torchrun")
+            unknown = f"unknown option {name}{nearest(name, (*sorted(flags), *_FLAGS))}; torchrun's own flags go after the word torchrun"
+            raise UsageError(_swallowed(words[:at]) or unknown)
+        elif name in switches and not equals:
+            at += 1
         elif not equals and at + 1 >= len(words):
             raise UsageError(f"{name} needs a value; rankwatch --help shows which")
         else:
@@ -99,6 +121,8 @@ def _tell(flags: Sequence[str]) -> int:
 def _printing(command: Callable[[], int]) -> int:
     """The exit code of what prints on stdout. A reader that has seen enough, as in `| head`, is no failure."""
     code = 0
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a summary may hold what a C locale's encoding has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             code = command()
@@ -131,28 +155,34 @@ def _parser() -> argparse.ArgumentParser:
         epilog="commands:\n"
         + "\n".join(f"  {name:{width}}  {COMMANDS[name]}" for name in names)
         + "\n\nOptions may also stand in /etc/rankwatch/config.toml, ~/.config/rankwatch/config.toml, ./rankwatch.toml, the file named by"
-        + "\nRANKWATCH_CONFIG, and in variables such as RANKWATCH_RUN_DIR; `rankwatch config` shows which one holds."
+        + "\nRANKWATCH_CONFIG, and in variables such as RANKWATCH_RUN_DIR; a mistake there is said and ignored. `rankwatch config` shows what holds,"
+        + "\n`rankwatch config --help` a file."
         + "\nExit codes: the job's own for torchrun; otherwise 0 fine, 2 wrong usage, 3 degraded or nothing found, 4 not enough.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"rankwatch {__version__}")
     for option in OPTIONS:
-        parser.add_argument(option.flag, metavar=option.metavar, help=option.help.replace("%", "%%"))
+        text = option.help.replace("%", "%%")
+        if option.shape == "switch":
+            parser.add_argument(option.flag, action="store_true", help=text)
+        else:
+            parser.add_argument(option.flag, metavar=option.metavar, help=text)
     return parser
 
 
 def _given(words: Sequence[str]) -> list[tuple[str, str]]:
     """(option name, raw value) in order; config.load reads the values, so that flags, files and variables are refused in the same words."""
     given, rest = [], iter(words)
+    switches = {option.flag for option in OPTIONS if option.shape == "switch"}
     for word in rest:
         name, equals, value = word.partition("=")
-        given.append((name.removeprefix("--"), value if equals else next(rest)))
+        given.append((name.removeprefix("--"), value if equals else "true" if name in switches else next(rest)))
     return given
 
 
 def _swallowed(before: Sequence[str]) -> str:
-    """Names the likely slip in `--run-dir torchrun train.py`: an option without its value took the command."""
-    if len(before) >= 2 and before[-1] in COMMANDS:
-        return f" ({before[-2]} took {before[-1]!r} as its value)"
+    """Names the likely slip in `--run-dir torchrun train.py`: an option without its value took the command. "" where there is none."""
+    if len(before) >= 2 and before[-1] in COMMANDS and before[-2].startswith("-"):
+        return f"{before[-2]} needs a value: it took the word {before[-1]!r} as one; rankwatch --help shows which"
     return ""

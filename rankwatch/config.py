@@ -3,6 +3,9 @@
 Later wins: default, /etc/rankwatch/config.toml, ~/.config/rankwatch/config.toml, ./rankwatch.toml, the file named by $RANKWATCH_CONFIG,
 RANKWATCH_<NAME> in the environment, the command line. Lists are replaced as a whole; `label` and `limit` are merged name by name.
 OPTIONS is the one table of names, accepted values and help; cli.py makes the flags from it, `rankwatch config` the listing.
+
+A mistake on the command line is an error. One in a file or a variable is a warning and its value is ignored: a file of the platform must not
+stop every job.
 """
 
 from __future__ import annotations
@@ -14,23 +17,33 @@ import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
-from rankwatch.wire.env import RANK_VARIABLES
+from rankwatch.wire.env import ABLATE_PLAN, RANK_VARIABLES
 
 PREFIX = "RANKWATCH_"
 CONFIG_VARIABLE = "RANKWATCH_CONFIG"
 PROBES = ("compile", "ddp", "cudagraph", "steps", "collectives")
+MORE_PROBES = ("numerics",)
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 
-_INTERNAL = frozenset((*RANK_VARIABLES, CONFIG_VARIABLE))
+_INTERNAL = frozenset((*RANK_VARIABLES, ABLATE_PLAN, CONFIG_VARIABLE))
 _MAX_FILE_BYTES = 1 << 20
+_LONGEST_S = 1e12  # 30,000 years; what is longer is a slip, or no float any more
+_SHOWN_CHARS = 200
 _UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class ConfigError(ValueError):
     """A value that no option accepts. The text names the file, variable or flag, the key, the value and what is accepted."""
+
+
+class LimitTable(Protocol):
+    """The policy's table, rankwatch.monitor.policy.Limits: whether a limit of this name and size exists, and whether they fit together."""
+
+    def check(self, name: str, value: float, /) -> None: ...
+    def from_options(self, stuck_after_s: float | None, overrides: Mapping[str, float], /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,8 @@ class Options:
     on_stuck: str = "observe"
     limits: Mapping[str, float] = field(default_factory=dict)
     no_probe: tuple[str, ...] = ()
+    probe: tuple[str, ...] = ()
+    torch_trace: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
     metrics_level: str = "auto"
@@ -113,9 +128,9 @@ def seconds(value: Any) -> float:
     """A duration: a number of seconds, or a text such as 90, 90s, 1.5m, 2h. ValueError says what is accepted."""
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)", value.strip())
-        if match:
-            return float(match[1]) * _UNIT_S[match[2]]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        if match and (found := float(match[1]) * _UNIT_S[match[2]]) <= _LONGEST_S:
+            return found
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LONGEST_S:
         return float(value)
     raise ValueError("seconds, or a number with s, m or h, such as 90, 90s, 1.5m")
 
@@ -125,6 +140,15 @@ def _duration(value: Any) -> float:
     if result <= 0:
         raise ValueError("a duration above 0, such as 90, 90s, 1.5m")
     return result
+
+
+def _limit(value: Any) -> float:
+    """A number or a duration; what is negative is read too, for the table's own words on it."""
+    if isinstance(value, str) and value.strip().startswith("-"):
+        return -seconds(value.strip()[1:])
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+        return -seconds(-value)
+    return value if isinstance(value, float) else seconds(value)
 
 
 def _choice(*allowed: str) -> Callable[[Any], str]:
@@ -138,6 +162,22 @@ def _choice(*allowed: str) -> Callable[[Any], str]:
 
 def _probe(value: Any) -> str:
     return _choice(*PROBES)(value)
+
+
+def _more_probe(value: Any) -> str:
+    name, equals, number = str(value).partition("=")
+    if name not in MORE_PROBES or (equals and not (number.isascii() and number.isdigit() and 0 < int(number) <= 1_000_000)):
+        raise ValueError(f"{' or '.join(MORE_PROBES)}, also as NAME=STEPS: look at every STEPS-th step")
+    return str(value)
+
+
+def _switch(value: Any) -> bool:
+    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or value.lower() not in known:
+        raise ValueError("true or false")
+    return known[value.lower()]
 
 
 def _label_name(name: str) -> str:
@@ -157,14 +197,14 @@ def _limit_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `shape`: one value, a list of values, or a table of names to values (`read_name` checks the names)."""
+    """One option. `shape`: one value, a list of values, a table of names to values (`read_name` checks the names), or a switch: no value as a flag."""
 
     name: str  # as in the flag and in files: "run-dir"
     field: str
     metavar: str
     help: str
     read: Callable[[Any], Any]
-    shape: str = "one"  # one | list | table
+    shape: str = "one"  # one | list | table | switch
     read_name: Callable[[str], str] = _label_name
 
     @property
@@ -178,25 +218,56 @@ class Option:
 
 OPTIONS = (
     Option("run-dir", "run_dir", "DIR", "where the run's files go (default: ./rankwatch-runs/<utc>-<job>)", _run_dir),
-    Option("run-dir-mode", "run_dir_mode", "MODE", "permissions of a run directory that rankwatch creates", _mode),
-    Option("listen", "listen", "HOST:PORT", "status page and /metrics; the next free port if it is taken; off: no server", _listen),
+    Option("run-dir-mode", "run_dir_mode", "MODE", "permissions of a run directory that rankwatch creates, octal, such as 0750 (default: 0700)", _mode),
+    Option("listen", "listen", "HOST:PORT", "status page and /metrics (default: 127.0.0.1:27435, the next free port if it is taken); off: no server", _listen),
     Option("external-url", "external_url", "URL", "address under which people reach the status page, for links", _url),
     Option("token-file", "token_file", "FILE", "file with the token that the status page asks for", _path),
-    Option("stuck-after", "stuck_after_s", "TIME", "call an absent rank stuck after this long (default: 20 % of the group's timeout, 5-120 s)", _duration),
+    Option(
+        "stuck-after",
+        "stuck_after_s",
+        "TIME",
+        "call an absent rank stuck after this long: seconds, or a number with s, m or h, such as 90, 90s, 1.5m (default: 20 % of the group's timeout, 5-120 s)",
+        _duration,
+    ),
     Option(
         "on-stuck",
         "on_stuck",
         "ACTION",
-        "observe, or exit: end the workers of a job that cannot heal (certain mismatch, deadlock, a rank gone or stopped for good) once the"
+        "observe (the default), or exit: end the workers of a job that cannot heal (certain mismatch, deadlock, a rank gone or stopped for good) once the"
         " evidence is on disk, so that --max-restarts or the scheduler starts them anew",
         _choice("observe", "exit"),
     ),
-    Option("limit", "limits", "NAME=VALUE", "set a number of the policy (rankwatch config --limits): notice_s=10; repeatable", seconds, "table", _limit_name),
+    Option("limit", "limits", "NAME=VALUE", "set a number of the policy (rankwatch config --limits): notice_s=10; repeatable", _limit, "table", _limit_name),
     Option("no-probe", "no_probe", "NAME", "switch a probe in the ranks off: " + ", ".join(PROBES) + "; may be repeated", _probe, "list"),
-    Option("label", "labels", "K=V", "label of the run, in files, metrics and notices; may be repeated", _text, "table"),
+    Option(
+        "probe",
+        "probe",
+        "NAME",
+        "switch on a probe that is off by default: numerics (non-finite losses and gradients; parameters that differ between DDP replicas;"
+        " costs some 0.4 % of a small model's CPU step, and on a GPU looks less often where it would take more than 0.5 % of the host's time);"
+        " numerics=STEPS looks every STEPS-th step (50)",
+        _more_probe,
+        "list",
+    ),
+    Option(
+        "torch-trace",
+        "torch_trace",
+        "",
+        "let every rank write torch's structured trace (TORCH_TRACE) into RUN_DIR/torch_trace, for rankwatch compile --tlparse; no measurable"
+        " compile time, 0.1 MB and more a compiled block and rank, beyond the run's 200 MB",
+        _switch,
+        "switch",
+    ),
+    Option("label", "labels", "K=V", "label of the run, in files, metrics and notices, such as team=vision; may be repeated", _text, "table"),
     Option("owner", "owner", "NAME", "who to ask about this run", _text),
-    Option("metrics-level", "metrics_level", "LEVEL", "how many series: auto, low, default or full", _choice("auto", "low", "default", "full")),
-    Option("log-format", "log_format", "FORMAT", "lines on stderr: logfmt or json", _choice("logfmt", "json")),
+    Option(
+        "metrics-level",
+        "metrics_level",
+        "LEVEL",
+        "how many series: auto (the default: low above 2,048 ranks), low, default or full",
+        _choice("auto", "low", "default", "full"),
+    ),
+    Option("log-format", "log_format", "FORMAT", "lines on stderr: logfmt (the default) or json", _choice("logfmt", "json")),
     Option(
         "on-incident",
         "on_incident",
@@ -213,19 +284,21 @@ def load(
     command_line: Sequence[tuple[str, str]] = (),
     environ: Mapping[str, str] = os.environ,
     files: Sequence[str] | None = None,
+    limits: LimitTable | None = None,
 ) -> Options:
     """All layers joined. command_line: (option name, raw value) in the order given. files: instead of the standard places.
 
-    ConfigError for a value that is not accepted, and for a $RANKWATCH_CONFIG that cannot be read. An unknown key in a file and an unknown
-    RANKWATCH_ name are warnings: a file may be older or newer than this rankwatch, and must not stop a job.
+    limits: checks the names and sizes of `--limit`. ConfigError for a value of the command line that is not accepted; what is wrong in a file or
+    a variable - a value, an unknown key, a file that cannot be read - is a warning.
     """
-    layers = _Layers()
+    layers = _Layers(limits)
     for path in config_files() if files is None else files:
         _add_file(layers, path, must_exist=False)
     if environ.get(CONFIG_VARIABLE):
         _add_file(layers, environ[CONFIG_VARIABLE], must_exist=True)
     _add_environment(layers, environ)
     _add_command_line(layers, command_line)
+    layers.settle_limits()
     return layers.options()
 
 
@@ -256,6 +329,8 @@ def describe(options: Options) -> list[tuple[str, str, str]]:
 def _shown(value: Any) -> str:
     if value is None or value == "" or value == () or value == {}:
         return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, float):
@@ -266,47 +341,102 @@ def _shown(value: Any) -> str:
 class _Layers:
     """Values seen so far, each with its origin."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LimitTable | None) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.warnings: list[str] = []
+        self._limits = limits
 
     def set(self, option: Option, raw: Any, origin: str) -> None:
-        """One layer's value for `option`; a table is merged into what is there."""
+        """One layer's value for `option`; a table is merged into what is there. Of tables and lists the good items count."""
         if option.shape == "table":
             if not isinstance(raw, Mapping):
-                raise _refused(option, raw, origin, f"a table of {option.metavar}")
-            table = dict(self.values.get(option.field, {}))
+                return self.refuse(_refused(option, raw, origin, f"a table of {option.metavar}"), origin)
+            table = self.values.setdefault(option.field, {})
             for name, value in raw.items():
                 try:
-                    table[option.read_name(name)] = option.read(value)
-                except ValueError as error:
-                    raise _refused(option, f"{name}={value}", origin, str(error)) from None
-                self.origins[f"{option.field}.{name}"] = origin
-            self.values[option.field] = table
-        elif option.shape == "list":
-            if isinstance(raw, str) or not isinstance(raw, Sequence):
-                raise _refused(option, raw, origin, f"a list of {option.metavar}")
-            self.values[option.field] = tuple(self._read(option, item, origin) for item in raw)
-        else:
-            self.values[option.field] = self._read(option, raw, origin)
-        self.origins[option.field] = origin
+                    table[name] = self._item(option, name, value, origin)
+                    self.origins[f"{option.field}.{name}"] = self.origins[option.field] = origin
+                except ConfigError as error:
+                    self.refuse(error, origin)
+            return None
+        if option.shape == "list" and (isinstance(raw, str) or not isinstance(raw, Sequence)):
+            return self.refuse(_refused(option, raw, origin, f"a list of {option.metavar}"), origin)
+        found = []
+        for item in raw if option.shape == "list" else (raw,):
+            try:
+                found.append(option.read(item))
+            except ValueError as error:
+                self.refuse(_refused(option, item, origin, str(error)), origin)
+        if found or (option.shape == "list" and not raw):
+            self.values[option.field] = tuple(found) if option.shape == "list" else found[0]
+            self.origins[option.field] = origin
+        return None
+
+    def refuse(self, error: ConfigError, origin: str) -> None:
+        """A mistake: it ends the command where the command line holds it, else it is said and the value that was there before stays."""
+        if origin == COMMAND_LINE:
+            raise error
+        self.warnings.append(f"{error}; it is ignored: correct it there, `rankwatch config` shows what holds instead")
+
+    def settle_limits(self) -> None:
+        """Limits that contradict each other: what files and variables say gives way to the command line, and both to the defaults."""
+        while self._limits is not None:
+            table, stuck_after_s = self.values.get("limits", {}), self.values.get("stuck_after_s")
+            try:
+                self._limits.from_options(stuck_after_s, table)
+                return
+            except ValueError as error:
+                weak = next((name for name in table if name in str(error) and self.origins[f"limits.{name}"] != COMMAND_LINE), None)
+                if weak is not None:
+                    del table[weak]
+                    origin, what = self.origins.pop(f"limits.{weak}"), f"limit {weak}"
+                    if not table:
+                        self.origins.pop("limits")
+                elif stuck_after_s is not None and self.origins["stuck_after_s"] != COMMAND_LINE:
+                    del self.values["stuck_after_s"]
+                    origin, what = self.origins.pop("stuck_after_s"), "stuck-after"
+                else:
+                    raise ConfigError(f"--limit: {error}; give both, or neither") from None
+                self.refuse(ConfigError(f"{origin}: {what}: {error}"), origin)
 
     def options(self) -> Options:
         names = [f.name for f in fields(Options) if f.name not in ("origins", "warnings")]
         origins = {**dict.fromkeys(names, DEFAULT), **self.origins}
         return Options(**self.values, origins=origins, warnings=tuple(self.warnings))
 
-    def _read(self, option: Option, raw: Any, origin: str) -> Any:
+    def _item(self, option: Option, name: str, raw: Any, origin: str) -> Any:
+        """The value of one name of a table; a limit also has to be one that the policy knows, within its range."""
         try:
-            return option.read(raw)
+            option.read_name(name)
+            value = option.read(raw)
         except ValueError as error:
-            raise _refused(option, raw, origin, str(error)) from None
+            raise _refused(option, f"{name}={raw}", origin, str(error)) from None
+        try:
+            if self._limits is not None and option.field == "limits":
+                self._limits.check(name, value)
+        except ValueError as error:
+            raise ConfigError(f"{place(option.name, origin)}: {f'{name}={raw}'!r} is not accepted; {error}") from None
+        return value
 
 
 def _refused(option: Option, raw: Any, origin: str, accepted: str) -> ConfigError:
-    place = option.flag if origin == COMMAND_LINE else origin if origin == option.variable else f"{origin}: {option.name}"
-    return ConfigError(f"{place}: {raw!r} is not accepted; it takes {accepted}")
+    return ConfigError(f"{place(option.name, origin)}: {_as_given(raw)} is not accepted; it takes {accepted}")
+
+
+def _as_given(raw: Any) -> str:
+    """The value as it stands there; its beginning where it is long, its kind where Python will not print it (a number of 5000 digits)."""
+    try:
+        text = repr(raw)
+    except (ValueError, RecursionError):
+        return f"a huge {type(raw).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def place(name: str, origin: str) -> str:
+    """Where an option's value stands: `--listen`, `RANKWATCH_LISTEN` or `/etc/rankwatch/config.toml: listen`."""
+    option = _BY_NAME[name]
+    return option.flag if origin == COMMAND_LINE else origin if origin == option.variable else f"{origin}: {option.name}"
 
 
 def _add_file(layers: _Layers, path: str, must_exist: bool) -> None:
@@ -314,17 +444,20 @@ def _add_file(layers: _Layers, path: str, must_exist: bool) -> None:
         raw = _read(path, anybodys=must_exist or os.path.isabs(path))
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
-            raise ConfigError(f"{CONFIG_VARIABLE} names {path!r}, which does not exist; correct the path or unset {CONFIG_VARIABLE}") from None
+            layers.warnings.append(f"{CONFIG_VARIABLE} names {path!r}, which does not exist; correct the path or unset {CONFIG_VARIABLE}")
         return
     except OSError as error:
-        if must_exist:
-            raise ConfigError(f"{CONFIG_VARIABLE}: {path!r} cannot be read ({error.strerror}); correct it or unset {CONFIG_VARIABLE}") from None
         layers.warnings.append(f"{path} is not used: it cannot be read ({error.strerror})")
         return
     if raw is None:
         layers.warnings.append(f"./{path} is not used: it belongs to another user or others may write it; chmod go-w, or set {CONFIG_VARIABLE}=./{path}")
         return
-    for key, value in _parse_toml(path, raw).items():
+    try:
+        parsed = _parse_toml(path, raw)
+    except ConfigError as error:
+        layers.warnings.append(str(error))
+        return
+    for key, value in parsed.items():
         option = _BY_NAME.get({"labels": "label", "limits": "limit"}.get(key, key.replace("_", "-")))
         if option is None:
             layers.warnings.append(f"{path}: unknown key {key!r} is ignored{nearest(key, tuple(_BY_NAME))}")
@@ -362,11 +495,11 @@ def _parse_toml(path: str, raw: bytes) -> dict[str, Any]:
     try:
         import tomllib
     except ImportError:
-        raise ConfigError(f"{path}: files need Python 3.11 or newer; use RANKWATCH_<NAME> variables or flags, or move the file away") from None
+        raise ConfigError(f"{path} is not used: files need Python 3.11 or newer; use RANKWATCH_<NAME> variables or flags, or move the file away") from None
     try:
         parsed: dict[str, Any] = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    except (ValueError, RecursionError) as error:  # of a number with 5000 digits, too, and of brackets 5000 deep
+        raise ConfigError(f"{path} is not used: it is no TOML file: {error}; correct it, or move it away") from None
     return parsed
 
 
@@ -375,11 +508,11 @@ def _add_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
         raw = environ.get(option.variable)
         if raw is None or raw == "":
             continue
-        if option.shape == "one":
+        if option.shape in ("one", "switch"):
             layers.set(option, raw, option.variable)
         else:
             words = [word.strip() for word in raw.split(",") if word.strip()]
-            layers.set(option, words if option.shape == "list" else _pairs(option, words, option.variable), option.variable)
+            layers.set(option, words if option.shape == "list" else _pairs(layers, option, words, option.variable), option.variable)
     known = [option.variable for option in OPTIONS]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known and name not in _INTERNAL:
@@ -394,19 +527,20 @@ def _add_command_line(layers: _Layers, command_line: Sequence[tuple[str, str]]) 
         grouped.setdefault(name, []).append(raw)
     for name, raws in grouped.items():
         option = _BY_NAME[name]
-        if option.shape == "one":
+        if option.shape in ("one", "switch"):
             layers.set(option, raws[-1], COMMAND_LINE)
         elif option.shape == "list":
             layers.set(option, [word for raw in raws for word in raw.split(",") if word], COMMAND_LINE)
         else:
-            layers.set(option, _pairs(option, raws, COMMAND_LINE), COMMAND_LINE)
+            layers.set(option, _pairs(layers, option, raws, COMMAND_LINE), COMMAND_LINE)
 
 
-def _pairs(option: Option, words: Sequence[str], origin: str) -> dict[str, str]:
+def _pairs(layers: _Layers, option: Option, words: Sequence[str], origin: str) -> dict[str, str]:
     pairs = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise _refused(option, word, origin, option.metavar)
-        pairs[name.strip()] = value
+        if equals and name:
+            pairs[name.strip()] = value
+        else:
+            layers.refuse(_refused(option, word, origin, option.metavar), origin)
     return pairs

@@ -228,7 +228,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What py-spy saw in one process. `threads[0]` is the main thread. `error` explains an empty result."""
+    """What py-spy saw in one process, or its own worker server. `threads[0]` is the main thread. `error` explains an empty result."""
 
     pid: int
     at: float
@@ -237,6 +237,7 @@ class Stack:
     native: bool = False
     error: str = ""
     subprocesses: tuple[Stack, ...] = ()  # children worth a look: data-loader workers
+    asked: bool = False  # the rank itself was asked: its worker server has written it
 
     @property
     def main(self) -> tuple[Frame, ...]:
@@ -282,11 +283,13 @@ class RankState:
     calls: dict[str, Calls] = field(default_factory=dict)  # group name -> what it called there, beyond the newest entries
     enqueued: dict[str, int] = field(default_factory=dict)  # group name -> last enqueued seq, by the cheap status read
     completed: dict[str, int] = field(default_factory=dict)
+    mixed: dict[str, bool] = field(default_factory=dict)  # gloo groups that it sends and receives in, see numbering.py; True: it has called more than was read
     compiling: tuple[CompileActivity, ...] = ()
     compile_witness: bool | None = None  # torch's own wait counters say a compile is active
     compile_totals: dict[str, Any] = field(default_factory=dict)
     ddp: dict[str, Any] = field(default_factory=dict)
     cudagraph: dict[str, Any] = field(default_factory=dict)
+    numerics: dict[str, Any] = field(default_factory=dict)  # only with --probe numerics
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int = 0
     last_step_at: float | None = None
@@ -296,6 +299,7 @@ class RankState:
     earlier_stack: Stack | None = None  # the one before it
     native_stack: Stack | None = None  # the newest with native frames, taken once an incident
     crash: Crash | None = None
+    script_problem: str = ""  # "train.py does not exist": why Python cannot start the job's script
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +381,7 @@ class Verdict:
     summary: str
     unknown_ranks: tuple[int, ...] = ()
     at: str = ""  # "train.py:31:load_batch"
+    places: tuple[tuple[int, str], ...] = ()  # (rank, "train.py:31:load_batch") of each culprit, where they are not all in one place; `at` is "" then
     group: WaitedOn | None = None
     timeout_s: float | None = None
     timeout_left_s: float | None = None
@@ -514,6 +519,8 @@ class Status:
     forgotten: dict[str, int] = field(default_factory=dict)  # closed incidents beyond that bound, by gravest verdict
     forgotten_lost_rank_s: float = 0.0
     waiting: tuple[Waited, ...] = ()  # over the whole run, costliest first
+    compile: Mapping[str, Any] = field(default_factory=dict)  # what all ranks compiled, see monitor/compiles; {} while nothing is known
+    numerics: dict[str, Any] = field(default_factory=dict)  # monitor/numerics.py's document; {} while the probe is off
     health: MonitorHealth = MonitorHealth()
     state: Literal["starting", "running", "stuck", "restarting", "finishing", "done", "failed"] = "starting"
     restarts: int = 0

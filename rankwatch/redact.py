@@ -13,6 +13,7 @@ HIDDEN = "***"
 _SECRET_WORDS = frozenset(
     ("token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey", "authorization", "bearer", "key")
 )
+_PLACES = frozenset(("file", "path", "dir"))  # where the secret lies is none: whoever looks for it needs the path
 _ENV_NEEDLES = ("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "KEY")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USERINFO = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
@@ -31,8 +32,10 @@ _CODE = re.compile(r"[A-Za-z_][\w.]*[(\[].*|\{.*|\W+|None|True|False")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an argument's name says secret: `--hub-token`, `apiKey`, `WANDB_API_KEY`; not `--tokenizer`, `--max-tokens`, `keyframes`."""
+    """Whether an argument's name says secret: `--hub-token`, `apiKey`, `WANDB_API_KEY`; not `--tokenizer`, `--max-tokens`, `--token-file`."""
     words = [word.lower() for word in _WORDS.findall(name)]
+    if words and words[-1] in _PLACES:
+        return False
     if any(word in _SECRET_WORDS - {"key"} for word in words):
         return True
     return bool(words) and words[-1] == "key"

@@ -48,6 +48,14 @@ def cut(text: str, limit: int) -> str:
     return f"{head[:blank] if blank > limit * 2 // 3 else head}..."
 
 
+def job_words(command: Iterable[object], limit: int = 60) -> str:
+    """What was run, from the word torchrun on: rankwatch's own options tell nothing apart."""
+    words = list(map(str, command))
+    if "torchrun" in words:
+        words = words[words.index("torchrun") :]
+    return cut(one_line(" ".join(word.rsplit("/", 1)[-1] if word.endswith(".py") else word for word in words)), limit)
+
+
 def public_line(text: object) -> str:
     """One clean line without secrets."""
     return redact.text(one_line(text))
@@ -80,6 +88,12 @@ def utc(wall_at: float | None, date: bool = True) -> str:
 def plural(count: int, noun: str) -> str:
     """ "1 rank", "4 ranks"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def megabytes(sizes: Iterable[float], limit: int = 16) -> str:
+    """Bytes as "0.0041, 4.21, 1.05 MB", at most `limit` of them."""
+    shown = [f"{mb:.2f}" if (mb := size / 1e6) >= 0.05 or not mb else f"{mb:.2g}" for size in sizes]
+    return f"{', '.join(shown[:limit])}{', ...' if len(shown) > limit else ''} MB"
 
 
 def short_ranks(ranks: Iterable[int], limit: int = 80) -> str:
@@ -148,6 +162,25 @@ def without_countdown(summary: str) -> str:
     return "; ".join(clause for clause in summary.split("; ") if not _COUNTDOWN.search(clause))
 
 
+_AGE = re.compile(r"(?:^|\s)for \d+ s(?=(?: \(\d+ of \d+ ranks seen\))?$)")
+
+
+_COMPILES = re.compile(r" has run for \d+ s, phase (\S+(?: \([^)]*\))?) for \d+ s")
+_HAS_NOT = re.compile(r"\b(?:has|have) not (?=entered|come|joined|called)")
+_WAITS = re.compile(r"^(ranks? [\d,. ()-]+?) waits?(?=$| \()")
+
+
+def past(summary: str) -> str:
+    """A summary of something that is over, without the countdown and without "for 12 s": how long it took stands beside it, to the end."""
+    clauses = [_AGE.sub("", clause).strip() for clause in without_countdown(past_compile(summary)).split("; ")]
+    return "; ".join(_WAITS.sub(r"\1 waited", _HAS_NOT.sub("had not ", clause)) for clause in clauses if clause)
+
+
+def past_compile(text: str) -> str:
+    """A line that tells how long a compile has run, once it does so no more."""
+    return _COMPILES.sub(r" ran, seen last in phase \1", text)
+
+
 def ended_by_signal(ending: str) -> str:
     """ "SIGINT" where the launcher was told to stop, else ""."""
     found = re.match(r"(SIG[A-Z0-9]+) to the launcher", ending)
@@ -155,13 +188,37 @@ def ended_by_signal(ending: str) -> str:
 
 
 def at(verdict: Verdict, stacks: Mapping[int, Stack]) -> str:
-    """Where the culprit is: `train.py:31:load_batch`. A frame of rankwatch's own that the verdict names is replaced by the user's below it."""
+    """Where the culprit is: `train.py:31:load_batch`, "rank 0 a.py:1:f, rank 1 b.py:2:g" where several are in different places.
+
+    A frame of rankwatch's own that the verdict names is replaced by the user's below it.
+    """
+    if verdict.places:
+        return ", ".join(f"rank {rank} {place}" for rank, place in verdict.places)
     place = verdict.at
     for rank in verdict.culprit_ranks:
         frames: Sequence[Frame] = stacks[rank].main if rank in stacks else ()
         if place and any(frame.short == place and traces.is_own(frame.file) for frame in frames):
             return next((frame.short for frame in frames if not traces.is_library(frame.file)), "")
     return place
+
+
+def at_of(verdict: Verdict, rank: int) -> str:
+    """Where this culprit is, as far as the verdict tells."""
+    return dict(verdict.places).get(rank, "") if verdict.places else verdict.at
+
+
+def since(incident: Incident) -> float:
+    """Monotonic start of the trouble, the same for every verdict that it ever had; of one that comes again and again, of this time."""
+    if not incident.since_wall_at or incident.times > 1:
+        return incident.verdict.since
+    return incident.opened_at - max(0.0, incident.opened_wall_at - incident.since_wall_at)
+
+
+def group_call(op: str, seq: object, label: str, *, repeated: bool = False) -> str:
+    """ "all_reduce seq 26 of default_pg"; "every collective of default_pg" of a straggler (repeated), "a collective of ..." where it is not known which."""
+    if repeated:
+        return f"every collective of {label}"
+    return f"{op} seq {seq} of {label}" if op else f"a collective of {label}"
 
 
 def now_wall(status: Status) -> float:
@@ -209,8 +266,11 @@ def default_group(groups: Iterable[Group]) -> Group | None:
 
 
 def group_label(group: Group | None, name: str = "") -> str:
-    """How a group is called in front of people: its description where torch has one, else its name."""
-    return (group.desc if group else "") or (group.name if group else "") or name or "?"
+    """How a group is called in front of people, the same as in verdicts: its description where torch has one ("undefined" is none), else "group 1"."""
+    if group is not None and group.desc and group.desc != "undefined":
+        return group.desc
+    name = (group.name if group is not None else "") or name
+    return f"group {name}" if name else "?"
 
 
 def open_collective(state: RankState, now: float) -> Collective | None:
@@ -294,7 +354,7 @@ def _phase(
     if state.stage in ("left", "exiting"):
         return "shutdown", state.stage_since or None, f"stage {state.stage}"
     if culprit and culprit.cause in ("data_loading", "checkpointing"):
-        return "data_wait" if culprit.cause == "data_loading" else "checkpoint", culprit.since, culprit.at
+        return "data_wait" if culprit.cause == "data_loading" else "checkpoint", culprit.since, at_of(culprit, state.rank)
     compiling = min(state.compiling, key=lambda activity: activity.started_at, default=None)
     if compiling and compiling.phase != "cross_rank_wait" and not (waiting and not culprit):
         phase = "cudagraph_capture" if compiling.phase == "cudagraph_record" else "compiling"
@@ -308,7 +368,8 @@ def _phase(
         return "unknown", None, state.agent_detail or "the agent did not load"
     if state.heartbeat_at is not None and snapshot.now - state.heartbeat_at > HEARTBEAT_STALE_S:
         return "unknown", state.heartbeat_at, f"no heartbeat for {duration(snapshot.now - state.heartbeat_at)}"
-    detail = culprit.at if culprit and culprit.at else f"step {state.steps}" if state.steps else ""
+    place = at_of(culprit, state.rank) if culprit else ""
+    detail = place or (f"step {state.steps}" if state.steps else "")
     return "running", state.last_step_at or state.stage_since or None, detail
 
 
@@ -317,7 +378,7 @@ def _wait_words(state: RankState, waiting: Verdict | None, entry: Collective | N
         group = next((group for group in state.groups if group.name == entry.group), None)
         return f"{entry.op} {'' if entry.is_p2p else f'seq {entry.seq} '}of {group_label(group, entry.group)}"
     if waiting and waiting.group:
-        return f"{waiting.group.op} seq {waiting.group.seq} of {waiting.group.desc or waiting.group.name}"
+        return group_call(waiting.group.op, waiting.group.seq, waiting.group.desc or waiting.group.name, repeated=waiting.straggling is not None)
     return ""
 
 

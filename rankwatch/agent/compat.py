@@ -1,8 +1,9 @@
 """Where each torch internal that the agent touches lives, and whether it still looks as it did in torch 2.9-2.14.
 
 Modules are handed in, nothing is imported. A lookup gives the value, or None and the reason; the probe then says so and does without.
-Sources: torch/_dynamo/utils.py, torch/_dynamo/backends/distributed.py, torch/optim/optimizer.py, torch/distributed/distributed_c10d.py,
-torch/_inductor/cudagraph_trees.py and cudagraph_utils.py, torch/cuda/graphs.py of the six releases.
+Sources: torch/_dynamo/utils.py, eval_frame.py and backends/distributed.py, torch/optim/optimizer.py, torch/distributed/distributed_c10d.py,
+torch/_inductor/async_compile.py, select_algorithm.py, runtime/triton_heuristics.py, cudagraph_trees.py and cudagraph_utils.py,
+torch/cuda/graphs.py of the six releases.
 """
 
 from __future__ import annotations
@@ -39,10 +40,22 @@ class Target:
 CHROMIUM_EVENT = Target("compile", "torch._dynamo.utils", "record_chromium_event_internal", ("event",))
 COMPILATION_EVENT = Target("compile", "torch._dynamo.utils", "log_compilation_event", ("metrics",))
 INSTANT_EVENT = Target("compile", "torch._dynamo.utils", "ChromiumEventLogger.log_instant_event", ("self", "event_name", "time_ns", "metadata"))
+OPTIMIZE = Target("compile", "torch._dynamo.eval_frame", "_optimize", ("rebuild_ctx", "backend"))
+KERNEL_PROGRESS = Target("compile", "torch._inductor.async_compile", "tqdm", ())
+CHOICES = Target("compile", "torch._inductor.select_algorithm", "AlgorithmSelectorCache.benchmark_choices", ("cls", "choices", "autotune_args"))
+CHOICE = Target("compile", "torch._inductor.select_algorithm", "AlgorithmSelectorCache.benchmark_choice", ("cls", "choice", "autotune_args"))
+CONFIGS = Target("compile", "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.benchmark_all_configs", ("self",))
+CONFIG = Target("compile", "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.bench", ("self", "launcher"))
 DDP_INIT = Target("ddp", "torch._dynamo.backends.distributed", "DDPOptimizer.__init__", ("self", "bucket_bytes_cap", "backend_compile_fn"))
 DDP_COMPILE = Target("ddp", "torch._dynamo.backends.distributed", "DDPOptimizer.compile_fn", ("self", "gm", "example_inputs"))
 DDP_SUBMOD = Target("ddp", "torch._dynamo.backends.distributed", "SubmodCompiler.compile_submod", ("self", "input_mod", "args", "kwargs"))
 STEP_HOOK = Target("steps", "torch.optim.optimizer", "register_optimizer_step_post_hook", ("hook",))
+STEP_PRE_HOOK = Target("numerics", "torch.optim.optimizer", "register_optimizer_step_pre_hook", ("hook",))
+CLIP_NORM = Target("numerics", "torch.nn.utils.clip_grad", "clip_grad_norm_", ("parameters", "max_norm", "norm_type"))
+DDP_HELPER = Target("numerics", "torch.nn.parallel.distributed", "DistributedDataParallel._ddp_init_helper", ("self", "parameters"))
+STEP_PRE_HOOK = Target("ablate", "torch.optim.optimizer", "register_optimizer_step_pre_hook", ("hook",))
+GET_COMPILER = Target("ablate", "torch._dynamo.eval_frame", "get_compiler_fn", ("compiler_fn",))
+RUN_BACKWARD = Target("ablate", "torch.autograd", "_engine_run_backward", ("t_outputs",))
 INIT_GROUP = Target("collectives", "torch.distributed.distributed_c10d", "init_process_group", ("backend", "init_method", "timeout", "world_size", "rank"))
 DESTROY_GROUP = Target("collectives", "torch.distributed.distributed_c10d", "destroy_process_group", ("group",))
 NEW_GROUP = Target(
@@ -65,10 +78,22 @@ TARGETS = (
     CHROMIUM_EVENT,
     COMPILATION_EVENT,
     INSTANT_EVENT,
+    OPTIMIZE,
+    KERNEL_PROGRESS,
+    CHOICES,
+    CHOICE,
+    CONFIGS,
+    CONFIG,
     DDP_INIT,
     DDP_COMPILE,
     DDP_SUBMOD,
     STEP_HOOK,
+    STEP_PRE_HOOK,
+    CLIP_NORM,
+    DDP_HELPER,
+    STEP_PRE_HOOK,
+    GET_COMPILER,
+    RUN_BACKWARD,
     INIT_GROUP,
     DESTROY_GROUP,
     NEW_GROUP,

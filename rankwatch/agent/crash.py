@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
+from rankwatch.agent.clock import clock
 from rankwatch.agent.sources import is_users
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ def described(error: BaseException, trace: TracebackType | None) -> dict[str, An
         "message": _text(error)[:MESSAGE_CHARACTERS],
         "where": where(trace),
         "traceback": _head_and_tail("".join(parts)),
-        "wall_ns": time.time_ns(),
+        "wall_ns": clock.wall_ns(),
     }
 
 

@@ -7,9 +7,8 @@ compile that the cache has saved): those are in no recorder entry.
 
 from __future__ import annotations
 
-import time
-
 from rankwatch.agent import compat
+from rankwatch.agent.clock import clock
 from rankwatch.wire.ranks import compress
 
 TYPE_CHECKING = False
@@ -67,7 +66,7 @@ class Groups:
     def extended(self, seconds: float) -> None:
         """torch has lengthened the timeout of what NCCL groups issue from now on, until the first of that has completed."""
         if any("nccl" in entry["backend"] for _identity, entry in self._live.values()):
-            found = [*self._extensions, [seconds, time.time_ns()]]
+            found = [*self._extensions, [seconds, clock.wall_ns()]]
             if len(found) > MAX_EXTENSIONS:  # the two oldest as one: none of the seconds is lost
                 found = [[found[0][0] + found[1][0], found[1][1]], *found[2:]]
             self._extensions = found
@@ -116,7 +115,7 @@ class Groups:
                 "ranks": "",
                 "timeout_s": None,
                 "generation": self._generations[name],
-                "created_wall_ns": time.time_ns(),
+                "created_wall_ns": clock.wall_ns(),
             }
             self._live[name] = (id(group), entry)
         ranks = self._world.pg_group_ranks.get(group)

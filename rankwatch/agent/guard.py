@@ -6,7 +6,7 @@ Exception is caught, BaseException is not: a KeyboardInterrupt that falls into a
 from __future__ import annotations
 
 import functools
-import os
+from os import getpid as getpid  # bound now: a job may replace os.getpid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Here:
     __slots__ = ("pid",)
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid = getpid()
 
 
 here = Here()
@@ -66,9 +66,9 @@ def guarded(probe: Probe) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def guard(*args: Any, **kwargs: Any) -> Any:
-            if not probe.on or os.getpid() != here.pid:
-                return None
             try:
+                if not probe.on or getpid() != here.pid:
+                    return None
                 return hook(*args, **kwargs)
             except Exception as error:
                 probe.caught(error)

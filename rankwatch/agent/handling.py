@@ -8,8 +8,8 @@ top. Until then it is in no log, and the rank only seems to have taken another b
 from __future__ import annotations
 
 import sys
-import time
 
+from rankwatch.agent.clock import clock
 from rankwatch.agent.crash import where
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ class Handling:
         if error is None or not issubclass(kind, BaseException) or issubclass(kind, _CONTROL_FLOW):  # isinstance may ask the object for its __class__
             self._id, self._told = 0, None
         elif id(error) != self._id:
-            self._id, self._since_wall_ns, self._told = id(error), time.time_ns(), None
+            self._id, self._since_wall_ns, self._told = id(error), clock.wall_ns(), None
         elif self._told is None:
             self._told = {
                 "type": kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",

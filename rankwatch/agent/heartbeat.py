@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import _thread
 import json
-import os
 import threading
-import time
 
 from rankwatch.agent import compat
-from rankwatch.agent.guard import Probe, here
+from rankwatch.agent.clock import clock
+from rankwatch.agent.guard import Probe, getpid, here
 from rankwatch.agent.handling import Handling
 
 TYPE_CHECKING = False
@@ -69,13 +68,13 @@ class Heartbeat:
     def _run(self) -> None:
         try:
             beats = 0
-            while self._probe.on and here.pid == os.getpid():
+            while self._probe.on and here.pid == getpid():
                 try:
                     self._beat(beats)
                 except Exception as error:
                     self._probe.caught(error)
                 beats += 1
-                if self._asleep.acquire(timeout=_until_next_beat_s()):
+                if self._asleep.acquire(timeout=_until_next_beat_s(clock.now_ns())):
                     return
         finally:
             self._running.release()
@@ -89,11 +88,13 @@ class Heartbeat:
                 groups.refresh()
         self._rank.slot.write("heartbeat", with_handled(self._last, self._handling.look()))
         self._rank.threads.sweep()
+        for look in self._rank.on_beat:
+            look()
 
 
-def _until_next_beat_s() -> float:
+def _until_next_beat_s(now_ns: int) -> float:
     """BEAT_S in the mean, never the same: the launcher samples by these beats whether a rank waits, and training steps are regular."""
-    return BEAT_S * (0.8 + 0.4 * (time.monotonic_ns() // 64 % 1009) / 1009)
+    return BEAT_S * (0.8 + 0.4 * (now_ns // 64 % 1009) / 1009)
 
 
 def shorten_status(status: bytes, limit: int) -> bytes:

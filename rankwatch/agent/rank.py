@@ -8,12 +8,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 
 from rankwatch.agent import orphan, ownership
-from rankwatch.agent.boot import PROBES
+from rankwatch.agent.boot import probes
+from rankwatch.agent.clock import clock
 from rankwatch.agent.crash import ending_exception
-from rankwatch.agent.guard import Probe, here
+from rankwatch.agent.guard import Probe, getpid, here
 from rankwatch.agent.slot import RankSlot
 from rankwatch.agent.threads import LiveThreads
 from rankwatch.wire import env
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """This process as a rank. `on_claim`, `on_exit` and `on_compiled` are lists of callables that probes add to.
+    """This process as a rank. `on_claim`, `on_exit`, `on_beat`, `on_compiled` and `on_skipped` are lists of callables that probes add to.
 
     on_claim: after another owner's records were emptied, write yours again. on_exit: in atexit, in this process only.
-    on_compiled(compile_id, frame): after each forward compile of a frame of the user's, on the compiling thread.
+    on_beat: with each heartbeat, on its thread, once the process group is joined.
+    on_compiled(compile_id, frame): after each forward compile that gave a graph, on the compiling thread; on_skipped(compile_id, frame): after one
+    that gave none, because the frame of the user's is left to Python.
     """
 
     def __init__(self, slot: RankSlot, environ: Mapping[str, str]) -> None:
@@ -38,19 +40,24 @@ class Rank:
         self.slot_dir = environ[env.SLOT_DIR]
         self.claimed = False
         self.stage = "armed"
-        self.stage_since_ns = time.monotonic_ns()
+        self.stage_since_ns = clock.now_ns()
         self.barrier: dict[str, Any] | None = None  # the newest monitored_barrier
         self.join: dict[str, Any] | None = None  # the call of init_process_group that is under way
         self.failed = False  # an exception ends this process
         self.socket = ""
         self.torch_version = "?"
+        self.steps_done: Callable[[], int] = lambda: 0
+        self.last_graph_break = ""  # `model.py:31: reason`
         self.on_claim: list[Callable[[], None]] = []
         self.on_exit: list[Callable[[], None]] = []
+        self.on_beat: list[Callable[[], None]] = []
         self.on_compiled: list[Callable[[str, str], None]] = []
+        self.on_skipped: list[Callable[[str, str], None]] = []
         self._attempt = int(environ.get(env.ATTEMPT, "0") or 0)
         self._launcher = orphan.Launcher(int(environ.get(env.LAUNCHER_PID, "0") or 0))
-        self.probes = {name: Probe(name, self._show_probes) for name, _modules in PROBES}
-        for name, modules in PROBES:
+        self.asked = env.more_probes(environ)  # probe -> its number, of those that run only if asked for
+        self.probes = {name: Probe(name, self._show_probes) for name, _modules in probes(environ)}
+        for name, modules in probes(environ):
             self.probes[name].detail = f"waits for the import of {modules[0]}"
         off = {name.strip() for name in environ.get(env.NO_PROBES, "").split(",")}
         for name in off & set(self.probes):
@@ -63,7 +70,7 @@ class Rank:
     def take_provisionally(self) -> bool:
         """Own the slot until somebody claims it, if nobody better does."""
         owner = self.slot.owner()
-        if not ownership.may_arm(owner, os.getpid(), ownership.is_multiprocessing_child()):
+        if not ownership.may_arm(owner, getpid(), ownership.is_multiprocessing_child()):
             return False
         self.slot.take(self._owner_record("armed"), clear=bool(owner))
         self.enter("armed")
@@ -73,12 +80,12 @@ class Rank:
     def claim(self) -> bool:
         """Own the slot for good: this process joins the job's process group. Its descendants find RANKWATCH_CLAIMED and stay inert."""
         if not (self.claimed and self.slot.owned):
-            if not ownership.may_claim(self.slot.owner(), os.getpid()):
+            if not ownership.may_claim(self.slot.owner(), getpid()):
                 return False
             was_ours = self.slot.owned
             self.slot.take(self._owner_record("claimed"), clear=not was_ours)
             self.claimed = True
-            os.environ[env.CLAIMED] = str(os.getpid())
+            os.environ[env.CLAIMED] = str(getpid())
             if not was_ours:
                 self._show_probes()
                 for write_again in self.on_claim:
@@ -93,7 +100,7 @@ class Rank:
 
     def enter(self, stage: str, exception: dict[str, Any] | None = None) -> None:
         """Write the lifecycle record: armed, joining, join_failed, joined, left or exiting. exception: of join_failed and exiting."""
-        self.stage, self.stage_since_ns = stage, time.monotonic_ns()
+        self.stage, self.stage_since_ns = stage, clock.now_ns()
         self.show_stage(exception)
 
     def show_stage(self, exception: dict[str, Any] | None = None) -> None:
@@ -103,7 +110,7 @@ class Rank:
 
     def exits(self) -> None:
         """atexit: say how the process ends, stop what runs, and leave no file behind when the launcher cannot remove them any more."""
-        if os.getpid() != here.pid:
+        if getpid() != here.pid:
             return
         try:
             if self.slot.owned:
@@ -123,10 +130,10 @@ class Rank:
         """In a fork child: a child of a rank is no rank; a child of a process that has not joined may still become one."""
         self.slot.disown()
         self.threads.forget()
-        here.pid = 0 if self.claimed else os.getpid()
+        here.pid = 0 if self.claimed else getpid()
 
     def _owner_record(self, state: str) -> dict[str, Any]:
-        pid = os.getpid()
+        pid = getpid()
         return {
             "pid": pid,
             "start_ticks": ownership.start_ticks(pid),
@@ -139,7 +146,7 @@ class Rank:
             "python": ".".join(map(str, sys.version_info[:3])),
             "torch": self.torch_version,
             "socket": self.socket,
-            "wall_ns": time.time_ns(),
+            "wall_ns": clock.wall_ns(),
         }
 
     def _show_probes(self) -> None:
@@ -178,7 +185,7 @@ def _this_rank() -> Rank | None:
         rank = Rank(slot, os.environ)
         torch = sys.modules.get("torch")
         rank.torch_version = str(getattr(sys.modules.get("torch.version"), "__version__", getattr(torch, "__version__", "?")))
-        here.pid = os.getpid()
+        here.pid = getpid()
         rank.take_provisionally()
         atexit.register(rank.exits)
         os.register_at_fork(after_in_child=rank.forked)

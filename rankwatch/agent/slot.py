@@ -11,9 +11,9 @@ import json
 import mmap
 import os
 from struct import Struct
-from time import monotonic_ns, time_ns
 from zlib import crc32
 
+from rankwatch.agent.clock import clock
 from rankwatch.wire import layout
 
 TYPE_CHECKING = False
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=str).encode
 _CHECKED = layout._CHECKED
 _HEADER = layout.RECORD_HEADER
 _HEADER_BYTES = layout.RECORD_HEADER.size
@@ -131,15 +132,15 @@ class RankSlot:
         """Append {"kind": kind, "wall_ns": ..., **fields} to the ring; texts are shortened until it fits."""
         if not self.owned:
             return
-        payload = fit({"kind": kind, "wall_ns": time_ns(), **fields}, layout.EVENT_BYTES - _HEADER_BYTES)
+        payload = fit({"kind": kind, "wall_ns": clock.wall_ns(), **fields}, layout.EVENT_BYTES - _HEADER_BYTES)
         seq = next(self._next_event)
-        data = layout.pack(seq, monotonic_ns(), payload)
+        data = layout.pack(seq, clock.now_ns(), payload)
         at = layout.event_offset(seq)
         self._map[at : at + len(data)] = data
 
     def _put(self, cursor: Cursor, payload: bytes) -> None:
         seq = next(cursor.next_seq)
-        data = layout.pack(seq, monotonic_ns(), payload)
+        data = layout.pack(seq, clock.now_ns(), payload)
         at = cursor.offsets[seq & 1]
         self._map[at : at + len(data)] = data
 
@@ -170,7 +171,7 @@ def fit(record: dict[str, Any], limit: int) -> bytes:
 
 
 def _encode(record: Any) -> bytes:
-    return json.dumps(record, separators=(",", ":"), ensure_ascii=False, default=str).encode("utf-8", "replace")
+    return _to_json(record).encode("utf-8", "replace")
 
 
 def _shorten(record: dict[str, Any]) -> bool:

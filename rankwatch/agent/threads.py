@@ -11,6 +11,7 @@ from threading import get_ident
 from time import monotonic_ns
 
 from rankwatch.wire import layout
+from rankwatch.wire.phases import PHASES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 
     from rankwatch.agent.slot import Cursor, RankSlot
 
+LIBRARY = "library frame"
+"""`detail` while a frame of torch's or of the standard library is looked at; most give no graph, those that do lose it."""
+
 FRAME_BYTES, REASON_BYTES, DETAIL_BYTES, PHASE_BYTES, ID_BYTES = 240, 480, 240, 200, 48
+_KNOWN_NAMES = 2048
+
+_names: dict[str, bytes] = {}  # raw region name -> as it is shown
 
 
 def clean(text: str, limit: int) -> str:
@@ -29,27 +36,39 @@ def clean(text: str, limit: int) -> str:
 
 
 class LiveThread:
-    """What one thread compiles now: (name, start) of its regions from the outermost to the innermost, and the texts of the root.
+    """What one thread compiles now: (name, start, place in PHASES) of its regions from the outermost to the innermost, and the texts of the root.
 
+    own_ns: time of this root so far in each of PHASES, without the regions inside; since_ns: up to when. cache, bypass_reason, kernels and
+    one_graph are the root's until the next one begins; ended: (compile id, start, own_ns) of the root before, until it is asked for.
     A KeyboardInterrupt may fall between any two lines that work on this. So a region is one list item, and the thread keeps its record.
     """
 
     __slots__ = (
+        "around",
+        "bypass_reason",
+        "cache",
+        "choices",
         "code",
         "compile_id",
         "cursor",
         "detail",
+        "ended",
         "frame",
         "is_main",
+        "kernels",
         "kind",
         "native_id",
+        "one_graph",
+        "own_ns",
         "reason",
         "reason_looks",
         "reason_place",
         "regions",
         "shown",
+        "since_ns",
         "split",
         "splits",
+        "started_ns",
         "texts",
     )
 
@@ -57,9 +76,22 @@ class LiveThread:
         self.native_id = threading.get_native_id()
         self.is_main = get_ident() == threading.main_thread().ident
         self.cursor: Cursor | None = None
-        self.regions: list[tuple[str, int]] = []
+        self.regions: list[tuple[str, int, int]] = []
+        self.own_ns = [0] * len(PHASES)
+        self.since_ns = self.started_ns = 0
+        self.choices: tuple[int, int] | None = None  # (done, total) of the autotuning choices that are benchmarked now
         self.shown = False  # the record is not empty
+        self.begin()
         self.clear()
+
+    def begin(self) -> None:
+        """A root region begins: forget what the one before has left to be asked for."""
+        self.started_ns = monotonic_ns()
+        self.cache: dict[str, str] = {}  # layer -> hit|miss|bypass|disabled
+        self.bypass_reason = ""
+        self.kernels = 0
+        self.one_graph = False
+        self.ended: tuple[str, int, list[int]] | None = None
 
     def clear(self) -> None:
         """Forget the compile that has ended."""
@@ -69,17 +101,26 @@ class LiveThread:
         self.code: CodeType | None = None
         self.reason_place = 0
         self.reason_looks = 0
-        self.texts: dict[str, bytes] = {}
+        self.retext()
 
     def retext(self) -> None:
         """One of the texts has changed: what was encoded is stale."""
-        self.texts = {}
+        self.texts: dict[str, bytes] = {}
+        self.around: tuple[bytes, bytes] | None = None  # layout.THREAD_TEXTS before and behind the phase
 
     def encode(self, name: str) -> bytes:
         """layout.THREAD_TEXTS while region `name` is the innermost one."""
-        reason, detail = clean(self.reason, REASON_BYTES), clean(self.detail, DETAIL_BYTES)
-        fields = (clean(self.compile_id, ID_BYTES), self.kind, clean(name, PHASE_BYTES), clean(self.frame, FRAME_BYTES), reason, detail)
-        text = self.texts[name] = "\0".join(fields).encode("utf-8", "replace")
+        if name == "backend_compile" and self.detail == LIBRARY:
+            self.detail, self.around = "", None  # it gives a graph: a compile like the user's own
+        if self.around is None:
+            behind = (clean(self.frame, FRAME_BYTES), clean(self.reason, REASON_BYTES), clean(self.detail, DETAIL_BYTES))
+            before = f"{clean(self.compile_id, ID_BYTES)}\0{self.kind}\0"
+            self.around = before.encode("utf-8", "replace"), "\0".join(("", *behind)).encode("utf-8", "replace")
+        if name not in _names:
+            if len(_names) >= _KNOWN_NAMES:
+                _names.clear()
+            _names[name] = clean(name, PHASE_BYTES).encode("utf-8", "replace")
+        text = self.texts[name] = self.around[0] + _names[name] + self.around[1]
         return text
 
 
@@ -87,7 +128,7 @@ class LiveThreads:
     """All threads that compile. At most layout.THREADS of them at once have a record; the others are followed without one."""
 
     def __init__(self, slot: RankSlot) -> None:
-        self._slot = slot
+        self.slot = slot
         self._by_ident: dict[int, LiveThread] = {}
         self._free = [slot.cursors[f"thread_{n}"] for n in reversed(range(layout.THREADS))]
 
@@ -101,10 +142,11 @@ class LiveThreads:
         cursor = live.cursor
         if cursor is not None:
             regions = live.regions
-            name, phase_ns = regions[-1]
+            region = regions[-1]
+            name = region[0]
             text = live.texts.get(name) or live.encode(name)
             live.shown = True
-            self._slot.put_thread(cursor, now_ns, live.native_id, regions[0][1], phase_ns, len(regions), live.split, live.splits, text)
+            self.slot.put_thread(cursor, now_ns, live.native_id, regions[0][1], region[1], len(regions), live.split, live.splits, text)
 
     def opens(self, live: LiveThread) -> None:
         """The thread starts a compile: it needs a record, which it then keeps."""
@@ -117,7 +159,7 @@ class LiveThreads:
     def closes(self, live: LiveThread) -> None:
         """The thread's outermost region has ended."""
         if live.cursor is not None:
-            self._slot.put(live.cursor, b"", monotonic_ns())
+            self.slot.put(live.cursor, b"", monotonic_ns())
             live.shown = False
         live.clear()
 
@@ -125,7 +167,7 @@ class LiveThreads:
         """Empty records of threads that compile no more: a KeyboardInterrupt inside a hook may have come before it was done. Any thread."""
         for live in list(self._by_ident.values()):
             if live.shown and not live.regions and live.cursor is not None:
-                self._slot.put(live.cursor, b"", monotonic_ns())
+                self.slot.put(live.cursor, b"", monotonic_ns())
                 live.shown = False
                 if live.regions:  # it has begun to compile meanwhile
                     self.show(live, monotonic_ns())
@@ -136,6 +178,15 @@ class LiveThreads:
         live.split, live.splits = min(number, 65535), min(of, 65535)
         if live.regions:
             self.show(live, monotonic_ns())
+
+    def progress(self, detail: str) -> str:
+        """Show `detail` for the calling thread while it compiles; gives what was shown before."""
+        live = self.here()
+        before, live.detail = live.detail, detail
+        live.retext()
+        if live.regions:
+            self.show(live, monotonic_ns())
+        return before
 
     def forget(self) -> None:
         """Drop all state (fork child)."""

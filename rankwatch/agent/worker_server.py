@@ -19,6 +19,9 @@ import signal
 import sys
 import time
 
+from rankwatch.agent.clock import clock
+from rankwatch.agent.guard import getpid
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,21 +41,21 @@ class WorkerServer:
 
     def __init__(self, server: Any, path: str) -> None:
         self._server = server
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._stopped = False
         self.path = path
 
     def stop(self) -> None:
         """Take the name away and hang up on all clients; at most STOP_S, with the GIL released. Only where the process is about to end."""
-        if self._stopped or os.getpid() != self._pid:
+        if self._stopped or getpid() != self._pid:
             return
         self._stopped = True
         try:
             os.unlink(self.path)
         except OSError:
             pass
-        started = time.monotonic()
-        while (passed_s := time.monotonic() - started) < STOP_S and _hang_up(self.path, _SHUT_RD if passed_s < ANSWER_S else _SHUT_RDWR):
+        started_ns = clock.now_ns()
+        while (passed_s := (clock.now_ns() - started_ns) / 1e9) < STOP_S and _hang_up(self.path, _SHUT_RD if passed_s < ANSWER_S else _SHUT_RDWR):
             time.sleep(0.005)
 
 

@@ -13,6 +13,7 @@ from rankwatch.commands.faults.drill import drill
 from rankwatch.commands.faults.launch import WITHOUT_TORCH, Job, copied, forwarded, incidents, torch_is_missing
 from rankwatch.commands.faults.table import find, listing
 from rankwatch.config import Options
+from rankwatch.model import PAGING
 
 STUCK_AFTER_S = 12.0  # the default, 20 % of the group's 5 minutes, would make it a long demo
 DEADLINE_S = 240.0  # on a slow machine the first compile alone may take a minute
@@ -66,25 +67,43 @@ def run(run_dir: Path, options: list[str]) -> int:
         stuck = _wait_for_stuck(job, run_dir)
     finally:
         job.end()
-    found = list(incidents(run_dir))
+    code, text = judgement(list(incidents(run_dir)), stuck["id"] if stuck else "", run_dir)
+    print(text, end="")
+    return code
+
+
+def judgement(found: list[dict[str, Any]], stuck: str, run_dir: Path) -> tuple[int, str]:
+    """What rankwatch said of the two troubles, whether it is right, and where to look. stuck: the incident of the missing rank, "" for none.
+
+    (0, text) when both were named rightly and only the second one paged; else (3, text).
+    """
     compiling = next((doc for doc in found if doc["cause"] == "compiling" and doc["culprit_ranks"] == [1]), None)
-    print("\nWhat rankwatch found:")
-    for doc in found:
-        print(f"  {doc['verdict']:>9}  {doc['summary']}")
-    if not (stuck and compiling):
-        missed = " and ".join(name for name, doc in (("the lone recompile", compiling), ("the missing rank", stuck)) if not doc)
-        print(f"\ndemo: {missed} was not named within {DEADLINE_S:.0f} s. Run `rankwatch doctor` to see what is off on this machine; the run is in {run_dir}.")
-        return 3
-    folder = run_dir / "incidents" / stuck["id"]
-    print(
-        f"\nWhere to look:\n"
-        f"  {folder / 'index.html'}   the page for whoever is on call\n"
-        f"  {folder / 'report.txt'}   the same as text\n"
-        f"  {folder / 'stacks'}   py-spy stacks of the ranks that matter\n"
-        f"  {run_dir / 'events.jsonl'}   everything that was seen\n"
-        f"  rankwatch report {run_dir}\n"
-    )
-    return 0
+    rows = [
+        "",
+        *(f"rankwatch said: {' -> '.join(dict.fromkeys(c['verdict'] for c in doc['history']))}, cause {doc['cause']}: {doc['summary']}" for doc in found),
+    ]
+    missed = [name for name, is_there in (("the lone recompile", compiling), ("the missing rank", stuck)) if not is_there]
+    paged = [doc for doc in found if doc["id"] != stuck and any(change["verdict"] in PAGING for change in doc["history"])]
+    if missed:
+        rows.append(
+            f"that is WRONG:  {' and '.join(missed)} was not named within {DEADLINE_S:.0f} s; see {run_dir}, and `rankwatch doctor` for what is off here"
+        )
+    elif paged:
+        rows.append(f"that is WRONG:  it paged for {len(paged)} that it should not have; see {run_dir}")
+    else:
+        rows.append("that is right:  rank 1 was told while it recompiled and paged nobody, rank 2 was paged")
+    if stuck:
+        folder = run_dir / "incidents" / stuck
+        places = (
+            (str(folder / "index.html"), "the page for whoever is on call"),
+            (str(folder / "report.txt"), "the same as text"),
+            (str(folder / "stacks"), "py-spy stacks of the ranks that matter"),
+            (str(run_dir / "events.jsonl"), "everything that was seen"),
+            (f"rankwatch report {run_dir}", "every incident of the run, as text"),
+        )
+        width = max(len(place) for place, _ in places)
+        rows += ["", "Where to look:", *(f"  {place:{width}}  {what}" for place, what in places)]
+    return 3 if missed or paged else 0, "\n".join(rows) + "\n"
 
 
 def _wait_for_stuck(job: Job, run_dir: Path) -> dict[str, Any] | None:

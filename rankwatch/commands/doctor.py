@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import rankwatch
-from rankwatch.config import Options
+from rankwatch.config import Options, place
 from rankwatch.launcher.inject import inject
 from rankwatch.launcher.slots import SlotDirectory
+from rankwatch.launcher.usable import problems
 from rankwatch.monitor.slots import SlotReader, SlotState
 from rankwatch.monitor.stacks import StackCapture
 from rankwatch.monitor.worker_server import ServerError, WorkerServer
@@ -94,7 +95,7 @@ def as_text(checks: list[Check], code: int, quiet: bool) -> str:
         lines.append(
             {
                 FULL: "full supervision",
-                PARTLY: "degraded: the verdicts listed as lost cannot be given here",
+                PARTLY: "degraded: what is listed as lost cannot be given here",
                 NONE: "no supervision: jobs run as under torchrun",
             }[code]
         )
@@ -106,6 +107,8 @@ def examine(options: Options) -> Iterator[Check]:
     yield _platform()
     yield from _torch_and_rank(options)
     yield _listen(options)
+    for problem in problems(options):
+        yield Check(f"--{problem.option}", DEGRADED, problem.text, problem.lost, f"mend it where it stands: {place(problem.option, problem.origin)}")
     yield _run_dir(options)
 
 

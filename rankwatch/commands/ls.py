@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from rankwatch import shown
 from rankwatch.cli import fail, say
 from rankwatch.commands.report import EXIT_NOTHING_FOUND, incident_files, read
 from rankwatch.config import Options
 from rankwatch.launcher.rundir import LATEST, ROOT
+from rankwatch.report.documents import RUN, load
 
 HEADER = ("RUN", "LASTED", "EXIT", "INCIDENTS", "COMMAND")
-COMMAND_CHARS = 60
 
 
 def main(argv: Sequence[str], options: Options) -> int:
@@ -35,31 +33,31 @@ def main(argv: Sequence[str], options: Options) -> int:
     if not runs:
         say(f"no run in {path}")
         return EXIT_NOTHING_FOUND
-    rows = [HEADER, *(_row(run) for run in sorted(runs, reverse=True))]
+    rows = [HEADER, *(_row(run) for run in sorted(runs, key=_started, reverse=True))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     for row in rows:
         print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
 
 
+def _started(run: str) -> tuple[float, str]:
+    """Its start, by the age of its run.json where that does not tell, and its name."""
+    path = os.path.join(run, "run.json")
+    try:
+        return float(load(path, RUN)["started_at"]), run
+    except (OSError, ValueError, KeyError, TypeError):
+        return (os.path.getmtime(path) if os.path.exists(path) else 0.0), run
+
+
 def _row(run: str) -> tuple[str, ...]:
     name, incidents = shown.one_line(os.path.basename(run)), _incidents(run)
     try:
-        with open(os.path.join(run, "run.json"), encoding="utf-8") as file:
-            doc: dict[str, Any] = json.load(file)
+        doc = load(os.path.join(run, "run.json"), RUN)
         started, ended, code = doc.get("started_at"), doc.get("ended_at"), doc.get("exit_code")
         lasted = shown.duration(ended - started) if isinstance(started, (int, float)) and isinstance(ended, (int, float)) else "-"
-        return name, lasted, "no end recorded" if code is None else str(code), incidents, _command(doc.get("command") or ())
-    except (OSError, ValueError, AttributeError):
+        return name, lasted, "no end recorded" if code is None else str(code), incidents, shown.job_words(doc.get("command") or ())
+    except (OSError, ValueError):
         return name, "-", "unreadable", incidents, ""
-
-
-def _command(words: Sequence[str]) -> str:
-    """What was run, from the word torchrun on: rankwatch's own options tell nothing apart."""
-    shown_words = list(map(str, words))
-    if "torchrun" in shown_words:
-        shown_words = shown_words[shown_words.index("torchrun") :]
-    return shown.cut(shown.one_line(" ".join(word.rsplit("/", 1)[-1] if word.endswith(".py") else word for word in shown_words)), COMMAND_CHARS)
 
 
 def _incidents(run: str) -> str:

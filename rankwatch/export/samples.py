@@ -6,18 +6,21 @@ A value that nobody has seen gives no sample: absent is honest, zero is a claim.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rankwatch import shown
 from rankwatch.model import Incident, NodeReport, RankState, Status
-from rankwatch.wire.signals import COMPILE_STAGES, JOB_STATE_CODES, MAX_INCIDENTS, PHASE_CODES, VERDICTS
+from rankwatch.wire.ranks import expand
+from rankwatch.wire.signals import COMPILE_DIVERGENCES, COMPILE_REGIMES, COMPILE_STAGES, JOB_STATE_CODES, MAX_INCIDENTS, PHASE_CODES, VERDICTS
 
 Sample = tuple[str, tuple[str, ...], float]
 """(metric, values of its labels in the order of wire.signals, value)."""
 
 RECOVERED_SHOWN_S = 60.0
 MAX_LABEL = 60
+MAX_BY_NAME = 256  # incidents; one that no Status has shown for so many others never comes back
 
 
 class Ledger:
@@ -26,6 +29,8 @@ class Ledger:
     def __init__(self) -> None:
         self._reached: dict[str, set[str]] = {}
         self._lost_s: dict[str, float] = {}
+        self._over: Counter[str] = Counter()  # verdicts of those that are kept by name no more
+        self._over_lost_s = 0.0
         self._waited_s = 0.0
 
     def note(self, status: Status) -> None:
@@ -35,15 +40,20 @@ class Ledger:
             reached = {change.verdict for change in incident.history} | {incident.verdict.verdict}
             self._reached.setdefault(incident.id, set()).update(reached)
             self._lost_s[incident.id] = max(self._lost_s.get(incident.id, 0.0), incident.lost_rank_s)
+        if len(self._reached) > MAX_BY_NAME:
+            shown_now = {incident.id for incident in (*status.closed_incidents, *status.open_incidents)}
+            for name in [name for name in self._reached if name not in shown_now][: len(self._reached) - MAX_BY_NAME]:
+                self._over.update(self._reached.pop(name))
+                self._over_lost_s += self._lost_s.pop(name)
 
     def count(self, verdict: str) -> int:
         """Incidents that have reached `verdict`."""
-        return sum(verdict in reached for reached in self._reached.values())
+        return self._over[verdict] + sum(verdict in reached for reached in self._reached.values())
 
     @property
     def lost_rank_s(self) -> float:
         """Rank-seconds lost waiting: all that was seen of it, at least what the incidents cost."""
-        return max(self._waited_s, sum(self._lost_s.values()))
+        return max(self._waited_s, self._over_lost_s + sum(self._lost_s.values()))
 
 
 def samples(status: Status, ledger: Ledger, last_render_s: float) -> Iterator[Sample]:
@@ -91,6 +101,9 @@ def _job(status: Status, ledger: Ledger) -> Iterator[Sample]:
     yield "rankwatch_job_start_timestamp_seconds", (), job.started_wall_at
     yield "rankwatch_job_restarts_total", ("torchelastic",), status.restarts
     yield from _verdicts(status, ledger)
+    yield from _compiles(status.compile)
+    if any(group.get("compared") for group in status.numerics.get("replicas", ())):
+        yield "rankwatch_replica_mismatch_ranks", (), len({r for group in status.numerics["replicas"] for r in expand(group["differ"])})
     if snapshot is None:
         return
     yield "rankwatch_ranks_seen", (), len(states)
@@ -101,6 +114,19 @@ def _job(status: Status, ledger: Ledger) -> Iterator[Sample]:
     compiling = [activity.started_at for state in states for activity in state.compiling]
     alone = compiling and any(not state.compiling for state in states)
     yield "rankwatch_job_compile_skew_seconds", (), max(0.0, snapshot.now - min(compiling)) if alone else 0.0
+
+
+def _compiles(doc: Mapping[str, Any]) -> Iterator[Sample]:
+    """What the compile document says of the job; nothing before there is one."""
+    if not doc:
+        return
+    regime = str(_table(doc.get("regime")).get("name"))
+    kinds = [str(found.get("kind")) for found in doc.get("divergence") or ()]
+    for name in COMPILE_REGIMES:
+        yield "rankwatch_compile_regime", (name,), name == regime
+    for kind in COMPILE_DIVERGENCES:
+        yield "rankwatch_compile_divergence", (kind,), kinds.count(kind)
+    yield from _from("rankwatch_compile_waited_rank_seconds_total", (), _table(doc.get("totals")), "waited_rank_s")
 
 
 def _verdicts(status: Status, ledger: Ledger) -> Iterator[Sample]:
@@ -158,6 +184,9 @@ def _node(status: Status, own: tuple[NodeReport, ...], last_render_s: float) -> 
                     cache[(str(name), str(result))] = cache.get((str(name), str(result)), 0.0) + value
     for labels, value in sorted(cache.items())[:24]:
         yield "rankwatch_compile_cache_events_total", labels, value
+    guards = _table(_table(status.compile.get("totals")).get("guards"))
+    for guard in sorted(guards)[:16]:
+        yield from _from("rankwatch_recompiles_by_guard_total", (str(guard),), guards, guard)
 
 
 def probe_up(probe: Mapping[str, Any]) -> bool | None:
@@ -208,6 +237,7 @@ def _rank(state: RankState, report: NodeReport, view: shown.RankView, status: St
     yield "rankwatch_compile_start_timestamp_seconds", rank, wall(started) if started is not None else 0.0
     yield from _compile(state, rank)
     yield from _ddp(state, rank)
+    yield from _numerics(state, rank)
     yield from _from("rankwatch_cudagraph_recordings_total", rank, state.cudagraph, "recordings")
     yield from _from("rankwatch_cudagraph_rerecordings_total", rank, state.cudagraph, "rerecords")
     yield from _from("rankwatch_cudagraph_skips_total", rank, state.cudagraph, "skips")
@@ -227,11 +257,19 @@ def _compile(state: RankState, rank: tuple[str, ...]) -> Iterator[Sample]:
 
 
 def _ddp(state: RankState, rank: tuple[str, ...]) -> Iterator[Sample]:
-    yield from _from("rankwatch_ddp_graph_splits", rank, state.ddp, "buckets")
-    if state.ddp.get("buckets"):
-        yield from _from("rankwatch_ddp_graph_split_hash", rank, state.ddp, "fingerprint")
+    yield from _from("rankwatch_ddp_graph_splits", rank, state.ddp, "splits")
+    if (mark := _mark(state.ddp.get("fingerprint"))) is not None:
+        yield "rankwatch_ddp_graph_split_hash", rank, mark
     yield from _from("rankwatch_ddp_split_failures_total", rank, state.ddp, "failures")
     yield from _from("rankwatch_ddp_not_split_total", rank, state.ddp, "not_applied")
+
+
+def _numerics(state: RankState, rank: tuple[str, ...]) -> Iterator[Sample]:
+    for what, name in (("gradient", "grad"), ("loss", "loss")):
+        series = _table(state.numerics.get(name))
+        if series.get("checks"):
+            yield from _from("rankwatch_nonfinite_total", (*rank, what), series, "bad")
+    yield from _from("rankwatch_gradient_norm", rank, _table(state.numerics.get("grad")), "value")
 
 
 def _table(value: object) -> Mapping[Any, Any]:
@@ -241,6 +279,14 @@ def _table(value: object) -> Mapping[Any, Any]:
 def _number(value: object) -> float | None:
     """A finite number that a rank wrote; None for anything else: a rank's JSON is not to be trusted with a scrape."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _mark(value: object) -> float | None:
+    """48 bits that a rank wrote as hexadecimal digits: exact as a float."""
+    try:
+        return float(int(str(value), 16)) if value and len(str(value)) <= 12 else None
+    except ValueError:
+        return None
 
 
 def _from(name: str, labels: tuple[str, ...], table: Mapping[str, Any], key: str) -> Iterator[Sample]:

@@ -49,9 +49,13 @@ def inject(
     slot_dir: str | None,
     ptrace_scope: int | None = None,
     no_probes: tuple[str, ...] = (),
+    more_probes: tuple[str, ...] = (),
+    trace_dir: str | None = None,
     torch_version: tuple[int, int] = OLD_NAME_UNTIL,
 ) -> Injection:
     """The changes for one attempt. package_dir: folder of the package `rankwatch`. slot_dir None: the ranks run unwatched.
+
+    trace_dir: where each rank's agent sets TORCH_TRACE to a folder of its own, unless the user has set TORCH_TRACE.
 
     A launcher may itself run inside a rank of another rankwatch: that one's variables (a claim above all) must not reach our ranks.
     A user's TORCH_* and NCCL_* values are never changed.
@@ -68,10 +72,18 @@ def inject(
         wanted[names.PTRACE_OPT_IN] = "1"
     if no_probes:
         wanted[names.NO_PROBES] = ",".join(no_probes)
+    if more_probes:
+        wanted[names.MORE_PROBES] = ",".join(more_probes)
+    if trace_dir is not None:
+        wanted[names.TRACE_DIR] = trace_dir
     if not any(name in environ for name in RECORDER_VARIABLES):
         names_known = RECORDER_VARIABLES if torch_version < OLD_NAME_UNTIL else RECORDER_VARIABLES[:1]
         wanted.update(dict.fromkeys(names_known, RECORDER_ENTRIES))
-    return Injection(wanted, tuple(name for name in names.RANK_VARIABLES if name in environ and name not in wanted))
+    unset = [name for name in names.RANK_VARIABLES if name in environ and name not in wanted]
+    outer = environ.get(names.TRACE_DIR)
+    if outer and environ.get(names.TORCH_TRACE, "").startswith(outer):
+        unset.append(names.TORCH_TRACE)  # of the rank that this launcher runs in, not the user's
+    return Injection(wanted, tuple(unset))
 
 
 def recorder_off(environ: Mapping[str, str]) -> str:

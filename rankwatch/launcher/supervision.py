@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import rankwatch
 from rankwatch.config import Options
-from rankwatch.launcher import rundir
+from rankwatch.launcher import rundir, torch_trace
 from rankwatch.launcher.aside import Aside
 from rankwatch.launcher.end_processes import KILL_AFTER_S, end_processes
 from rankwatch.launcher.inject import OLD_NAME_UNTIL, Injection, inject, recorder_off, two_numbers
@@ -25,13 +25,16 @@ from rankwatch.launcher.slots import SlotDirectory, SlotPlace, sweep
 from rankwatch.model import JobInfo
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.workers import Worker, Workers
+from rankwatch.wire.env import TORCH_TRACE, TRACE_DIR
 
 if TYPE_CHECKING:
     from rankwatch.monitor.action import ExitRequest
 
 EVIDENCE_S = 1.5  # how long torchrun's own end of the surviving workers may wait for stacks
+RUN_DIR_WAIT_S = rundir.DEADLINE_S + 2.0  # with --torch-trace the ranks need it from the start
 SLOTS_WAIT_S = 3.0  # a stuck /dev/shm is unheard of; /tmp may be anything
 FINISH_WAIT_S = {True: 1.0, False: 4.0}  # after success, after failure: past what Monitor.stop promises, only for one that hangs
+SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 12.0  # after one that took less, the monitor may have to start first: run directory, imports
 PACKAGE_DIR = os.path.dirname(os.path.abspath(rankwatch.__file__))
 
 
@@ -66,13 +69,17 @@ def preload() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of the workers, as the rendezvous has settled it. ranks: local rank -> global rank. rendezvous_id: torchrun's run id."""
+    """One start of the workers, as the rendezvous has settled it. ranks: local rank -> global rank. rendezvous_id: torchrun's run id.
+
+    script_problem: why Python cannot start the job's script; "" where it can.
+    """
 
     group_rank: int
     world_size: int
     nnodes: int
     ranks: Mapping[int, int]
     rendezvous_id: str
+    script_problem: str = ""
 
 
 class Supervision:
@@ -96,10 +103,13 @@ class Supervision:
         self._aside = Aside("rankwatch-launch")
         self._slots = SlotDirectory()
         self._monitor: Monitor | None = None
+        self._run_place: rundir.RunDir | None = None
+        self._job_id = ""
         self._attempt = -1
         self._place = SlotPlace(None, "no attempt yet")
         self._injection = Injection({})
         self._pids: dict[int, int] = {}  # rank -> pid of the attempt that runs
+        self._started_at = 0.0  # the first attempt
         self._failed_rank: int | None = None
         self._exit_why = ""  # of the attempt that rankwatch ends
         self._meeting = Meeting(say)
@@ -124,6 +134,8 @@ class Supervision:
             slot_dir=self._place.path,
             ptrace_scope=_ptrace_scope(),
             no_probes=self._options.no_probe,
+            more_probes=self._options.probe,
+            trace_dir=self._trace_dir(start) if self._options.torch_trace else None,
             torch_version=two_numbers(self._versions.get("torch", "")) or OLD_NAME_UNTIL,
         )
         return self._injection
@@ -131,6 +143,7 @@ class Supervision:
     def started(self, start: Start, workers: tuple[Worker, ...]) -> None:
         """The workers run. Returns at once: run directory, monitor and the removal of old slots follow aside."""
         self._pids = {worker.rank: worker.pid for worker in workers}
+        self._started_at = self._started_at or time.monotonic()
         group = Workers(
             attempt=self._attempt,
             group_rank=start.group_rank,
@@ -140,6 +153,7 @@ class Supervision:
             slot_dir=self._place.path,
             slot_reason=self._place.reason,
             workers=workers,
+            script_problem=start.script_problem,
         )
         self._aside.submit(lambda: self._slots.record_workers([worker.pid for worker in workers]))
         if self._attempt == 0:
@@ -214,7 +228,11 @@ class Supervision:
         try:
             self._tell(lambda monitor: monitor.stop(exit_code))
             if self._attempt >= 0:
-                self._aside.call(self._slots.remove, FINISH_WAIT_S[exit_code == 0])
+                short = time.monotonic() - self._started_at < SHORT_JOB_S
+                self._aside.call(self._slots.remove, SHORT_JOB_WAIT_S if short else FINISH_WAIT_S[exit_code == 0])
+            if self._options.torch_trace and self._run_place is not None:
+                path = self._run_place.path
+                self._aside.call(lambda: torch_trace.finish(path), FINISH_WAIT_S[exit_code == 0])
         except (Exception, KeyboardInterrupt):
             pass
         try:
@@ -238,16 +256,35 @@ class Supervision:
         except Exception as error:
             self._say(f"supervision off: {type(error).__name__}: {error}; the job runs on; `rankwatch doctor` tells more")
 
+    def _trace_dir(self, start: Start) -> str | None:
+        """Where this attempt's ranks write their traces; None, said once, where they cannot."""
+        if TORCH_TRACE in os.environ and not os.environ.get(TRACE_DIR):
+            reason = f"TORCH_TRACE={os.environ[TORCH_TRACE]} is set and stays"
+        else:
+            making = self._aside.call(lambda: torch_trace.make_attempt(self._place_run(start).path, self._attempt), RUN_DIR_WAIT_S)
+            if making.value is not None:
+                return making.value
+            reason = str(making.error or f"no answer within {RUN_DIR_WAIT_S:g} s")
+        if self._attempt == 0:
+            self._say(f"--torch-trace does nothing: {reason}")
+        return None
+
+    def _place_run(self, start: Start) -> rundir.RunDir:
+        """The run's directory, made once."""
+        if self._run_place is None:
+            self._job_id = rundir.job_id(os.environ, start.rendezvous_id)
+            self._run_place = rundir.make(self._options.run_dir, self._job_id, self._options.run_dir_mode, first_node=start.group_rank == 0)
+            for note in self._run_place.notes:
+                self._say(note)
+        return self._run_place
+
     def _job(self, start: Start, injection: Injection) -> JobInfo:
-        name = rundir.job_id(os.environ, start.rendezvous_id)
-        place = rundir.make(self._options.run_dir, name, self._options.run_dir_mode, first_node=start.group_rank == 0)
-        for note in place.notes:
-            self._say(note)
+        place = self._place_run(start)
         labels = dict(self._options.labels)
         if self._options.owner:
             labels.setdefault("owner", self._options.owner)
         return JobInfo(
-            job_id=name,
+            job_id=self._job_id,
             run_dir=place.path,
             command=self._command,
             node=socket.gethostname(),

@@ -10,7 +10,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -198,7 +198,20 @@ def _start(worker_group: Any) -> sv.Start:
         nnodes=worker_group.group_world_size,
         ranks={worker.local_rank: worker.global_rank for worker in workers},
         rendezvous_id=worker_group.spec.rdzv_handler.get_run_id(),
+        script_problem=script_problem(worker_group.spec.entrypoint, worker_group.spec.args),
     )
+
+
+def script_problem(entrypoint: object, args: Sequence[object]) -> str:
+    """ "train.py does not exist", for the script that torchrun gives to Python; "" where it is there, or where there is no script but a module."""
+    if not isinstance(entrypoint, str) or "python" not in os.path.basename(entrypoint):
+        return ""
+    words = list(map(str, args))
+    script = next((word for word in words if not word.startswith("-")), "")
+    flags = words[: words.index(script)] if script else words
+    if not script or {"-m", "-c"} & set(flags) or os.path.exists(script):
+        return ""
+    return f"{script} does not exist" + ("" if os.path.isabs(script) else f" in {os.getcwd()}")
 
 
 def _workers(agent: Any, start: sv.Start, ids: dict[int, Any]) -> tuple[Worker, ...]:

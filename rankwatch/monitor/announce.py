@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from rankwatch.model import Incident, IncidentChange, JobSnapshot, RankState, Status
+from rankwatch.model import PAGING, Incident, IncidentChange, JobSnapshot, RankState, Status
+from rankwatch.monitor.compiles.news import MAX_NEWS, news
 from rankwatch.notify import lines
 
 REPEAT_AT_S = (60.0, 300.0, 900.0)
@@ -15,6 +16,8 @@ REPEAT_EVERY_S = 900.0
 STEPPING_BY_COLLECTIVES = 20
 QUEUE_LINES = 1000
 WORTH_SAYING_S = 1.0
+JUST_SAID_S = 10.0
+MAX_SAID = 256  # incidents, beside those that the Status still holds
 
 
 class Out(Protocol):
@@ -38,6 +41,8 @@ class Announcer:
         self._blind: set[int] = set()
         self._repeats: dict[str, int] = {}
         self._said: dict[str, str] = {}  # incident -> where its report lies
+        self._advised: dict[str, tuple[float, str]] = {}  # incident -> when which advice was given
+        self._news: set[str] = set()
         self._stepped_at: dict[int, float] = {}
         self.dropped = 0
 
@@ -62,6 +67,7 @@ class Announcer:
                 self._say(lines.blind(rank.rank, rank.agent_detail, as_json=self._json))
         for incident in status.open_incidents:
             self._repeat(incident, status, snapshot.now)
+        self._tell_news(status)
 
     def watching(self, status: Status) -> None:
         """The first line, if it was not said yet."""
@@ -73,19 +79,33 @@ class Announcer:
         """A verdict line when an incident opens, gets worse or ends. report: path of its report."""
         self.watching(status)
         self._said[change.incident.id] = report
+        if len(self._said) > MAX_SAID:
+            known = {incident.id for incident in (*status.open_incidents, *status.closed_incidents)} | {change.incident.id}
+            self._said = {name: path for name, path in self._said.items() if name in known}
+            self._repeats = {name: count for name, count in self._repeats.items() if name in known}
+            self._advised = {name: advised for name, advised in self._advised.items() if name in known}
+        judged = change.incident.verdict
+        if judged.verdict in PAGING and judged.advice and status.snapshot is not None and change.incident.closed_at is None:
+            self._advised[change.incident.id] = status.snapshot.now, judged.advice[0]
         self._say(lines.verdict(change.incident, status, report, as_json=self._json))
+
+    def numerics(self, kind: str, ranks: tuple[int, ...], step: int, words: str, status: Status) -> None:
+        """A number that is not finite, or parameters that differ between replicas."""
+        self._say(lines.numerics(kind, ranks, step, words, status, as_json=self._json))
 
     def acted(self, incident: Incident, status: Status, report: str = "") -> None:
         """What rankwatch does about an incident."""
         self._say(lines.action(incident, status, report, as_json=self._json))
 
-    def ended(self, status: Status, failed: bool, log_tails: Mapping[int, str]) -> None:
-        """The last line; after a failed job the block that names the culprit first."""
+    def ended(self, status: Status, failed: bool, log_tails: Mapping[int, str], on_screen: Collection[int] = ()) -> None:
+        """The last line; after a failed job the block that names the culprit first. on_screen: ranks whose stderr comes out here."""
         if status.snapshot is not None:
             self.watching(status)  # a job that was over before everything was known
         self._say(lines.done(status, as_json=self._json))
         if failed:
-            self._say(lines.failed_block(status, log_tails, as_json=self._json))
+            now = status.snapshot.now if status.snapshot is not None else 0.0
+            said = {incident: advice for incident, (at, advice) in self._advised.items() if now - at <= JUST_SAID_S}
+            self._say(lines.failed_block(status, log_tails, said=said, on_screen=on_screen, as_json=self._json))
 
     def restarted(self) -> None:
         """Other processes run under the ranks from now on."""
@@ -101,6 +121,12 @@ class Announcer:
             return False
         self._start()
         return done.wait(deadline_s)
+
+    def _tell_news(self, status: Status) -> None:
+        for one in news(status.compile):
+            if one.key not in self._news and len(self._news) < MAX_NEWS:
+                self._news.add(one.key)
+                self._say(lines.compiles(one.kind, one.frame, one.ranks, one.words, status, as_json=self._json))
 
     def _repeat(self, incident: Incident, status: Status, now: float) -> None:
         if incident.id not in self._said:
@@ -156,7 +182,7 @@ class Announcer:
 
 
 def _steps(rank: RankState) -> bool:
-    """It trains: an optimizer step was seen, or so many collectives that start-up alone does not explain them."""
+    """It trains: an optimizer step was seen, or so many collectives that start-up alone does not explain them. Never said of one without agent."""
     if rank.steps >= 1:
         return True
-    return rank.agent == "off" or (not rank.compiling and max(rank.completed.values(), default=0) >= STEPPING_BY_COLLECTIVES)
+    return not rank.compiling and max(rank.completed.values(), default=0) >= STEPPING_BY_COLLECTIVES

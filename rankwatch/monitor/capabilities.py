@@ -9,8 +9,10 @@ from rankwatch.monitor.stacks import SelfTest
 from rankwatch.wire.ranks import compress
 
 PROBES = ("compile", "ddp", "collectives", "steps", "cudagraph")
+ASKED_FOR = ("numerics",)
 OK = "ok"
 OFF_BY_JOB = "off (TORCH_"
+ENDED = "the ranks ended before they reported"
 
 
 def capabilities(ranks: Sequence[RankState], self_test: SelfTest | None, base: Mapping[str, str]) -> dict[str, str]:
@@ -19,7 +21,8 @@ def capabilities(ranks: Sequence[RankState], self_test: SelfTest | None, base: M
     What the job's own environment has switched off (`base` says it from the start) stays off, whatever its probe says.
     """
     off = {name for name, reason in base.items() if reason.startswith(OFF_BY_JOB)}
-    found = {name: reason for name in PROBES if name not in off and (reason := _probe(name, ranks))}
+    names = (*PROBES, *(name for name in ASKED_FOR if any(name in rank.probes for rank in ranks)))
+    found = {name: reason for name in names if name not in off and (reason := _probe(name, ranks))}
     if self_test is not None:
         found["stacks"] = OK if self_test.ok else self_test.reason
     return {**base, **found}
@@ -40,7 +43,10 @@ def _probe(name: str, ranks: Sequence[RankState]) -> str:
     reports = {rank.rank: rank.probes[name] for rank in ranks if name in rank.probes}
     if not reports:
         watched = [rank for rank in ranks if rank.agent in ("armed", "claimed")]
-        return "" if watched or not ranks else f"agent is not in the ranks: {ranks[0].agent_detail}"
+        if watched or not ranks:
+            return ""
+        gone = all(rank.process is not None and not rank.process.alive for rank in ranks)
+        return ENDED if gone else f"agent is not in the ranks: {ranks[0].agent_detail}"
     troubles: dict[str, list[int]] = {}
     for rank, report in reports.items():
         status = str(report.get("status", ""))

@@ -10,13 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rankwatch import shown
 from rankwatch.model import Action, CompileActivity, Incident, IncidentChange, JobSnapshot, RankState, Stack, Status, Verdict
+from rankwatch.monitor import restarts
 from rankwatch.monitor.announce import Announcer
-from rankwatch.monitor.command import IncidentCommand
+from rankwatch.monitor.command import Call, IncidentCommand
 from rankwatch.monitor.diagnose.stacks import group_stacks
 from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.files import RunFiles, as_json
-from rankwatch.monitor.incidents import Book, fold
+from rankwatch.monitor.incidents import TORN_DOWN_S, Book, fold, graver
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.reader import Reader
 from rankwatch.report import incident as incident_report
@@ -28,12 +30,13 @@ BEFORE_DEATH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The last look that showed the trouble. compiles: of each rank the longest compile seen, as the document shows it."""
+    """The last look that showed the trouble, `at`. compiles: of each rank the longest compile seen, as the document shows it."""
 
     incident: Incident
     status: Status
     gone: frozenset[int]
     compiles: Mapping[str, Any]
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Cases:
         self._evidence = evidence
         self._written: dict[str, _Written] = {}
         self._seen: dict[str, _Seen] = {}
-        self._restarted: tuple[IncidentChange, ...] = ()  # closed by a restart, which has not got anywhere yet
+        self._restarted: tuple[IncidentChange, ...] = ()  # what is over once the restart that has closed it gets anywhere
 
     def judge(self, verdicts: tuple[Verdict, ...], snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
         """Fold the verdicts of one look into the incidents; what has changed."""
@@ -84,20 +87,36 @@ class Cases:
     def end_attempt(self, snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
         """Close everything: the processes that it was about are gone, and new ones run under their ranks.
 
-        That it is over is said once these have completed something: a restart may hang in the same place.
+        That it is over is said and written once these have completed something: a restart may hang in the same place.
         """
         self.book = replace(self.book, open=tuple(replace(incident, final=False) for incident in self.book.open))
         changes = self.judge((), replace(snapshot, final=True), limits)
         closed = {change.incident.id for change in changes}
-        self.book = replace(self.book, closed=tuple(_restarted(incident, snapshot) if incident.id in closed else incident for incident in self.book.closed))
-        self._restarted = tuple(replace(change, incident=self._newest(change.incident)) for change in changes)
-        return tuple(replace(change, quiet=True) for change in self._restarted)
+        self._replace(restarts.restarted(incident, snapshot) for incident in self.book.closed if incident.id in closed)
+        self._restarted += tuple(replace(change, incident=self._newest(change.incident)) for change in changes)
+        self._replace(restarts.not_over(incident) for incident in self.book.closed if incident.id in closed)
+        return tuple(replace(change, incident=self._newest(change.incident), quiet=True) for change in changes)
 
     def job_ended(self, status: Status) -> None:
-        """The last rewrite: documents of incidents that were open until now, or closed at the last look, say how the job ended."""
+        """The last rewrite: documents of incidents that were open until now, or closed at the last look, say how the job ended.
+
+        Those that nobody was told the end of are closed with it: the user's command is called once more for each.
+        """
         at = status.snapshot.now if status.snapshot is not None else 0.0
-        for incident in (*self.book.open, *(incident for incident in self.book.closed if incident.closed_at == at)):
+        if status.exit_code == 0:
+            self._replace(change.incident for change in self._restarted)
+        restarted = {change.incident.id for change in self._restarted}
+        for incident in (*self.book.open, *(incident for incident in self.book.closed if incident.closed_at == at or incident.id in restarted)):
             self._write(incident, status)
+        told = [incident for incident in self.book.open if incident.id not in self.book.lives or not self.book.lives[incident.id].quiet]
+        told += [self._newest(change.incident) for change in self._restarted if not change.quiet]
+        for incident in told:
+            self._files.event(shown.now_wall(status), "incident_closed", self._fields(incident, incident_report.closed_by(incident, status) or ""))
+        self._command.finish(self._last_call(incident, status) for incident in told)
+
+    def _last_call(self, incident: Incident, status: Status) -> Call:
+        reason = incident_report.closed_by(incident, status) or ""
+        return Call("closed", incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason)
 
     def ranks_to_dump(self, changes: Iterable[IncidentChange]) -> tuple[int, ...]:
         """Whose stacks a new or a worse incident shows: the culprits and some of those that wait for them."""
@@ -137,11 +156,13 @@ class Cases:
             return
         changed = {change.incident.id: change for change in changes}
         self._look(status, snapshot)
-        if any(snapshot.attempt > _attempt(change.incident) for change in self._restarted) and _gets_on(snapshot):
+        if any(snapshot.attempt > restarts.attempt_of(change.incident) for change in self._restarted) and restarts.gets_on(snapshot):
             over, self._restarted = self._restarted, ()
+            self._replace(change.incident for change in over)
             for done in over:
+                self._write(done.incident, status)
                 if not done.quiet:
-                    self._announce(replace(done, incident=self._newest(done.incident)), status)
+                    self._announce(done, status)
         for incident in self.book.open:
             change = changed.get(incident.id)
             written = self._written.get(incident.id)
@@ -151,6 +172,7 @@ class Cases:
         for change in changed.values():
             if change.kind == "closed":
                 self._write(change.incident, status)
+                self._written.pop(change.incident.id, None)
             if (change.kind != "updated" and not change.quiet) or change.renamed:
                 self._announce(replace(change, incident=self._newest(change.incident)), status)
 
@@ -164,6 +186,8 @@ class Cases:
             gone = frozenset(rank for rank in told if rank in ranks and _gone(ranks[rank]))
             if incident.verdict.key not in current:
                 continue
+            if before is not None and graver(before.incident.verdict, incident.verdict) and snapshot.now - before.at <= TORN_DOWN_S:
+                continue  # the end may have begun: what it was is worth more than what it seems to be now
             if before is not None and before.incident.verdict.verdict == incident.verdict.verdict and gone - before.gone:
                 continue  # the end has begun, though nobody has said so yet
             rows = {
@@ -171,7 +195,7 @@ class Cases:
             }
             longest = dict(before.compiles) if before is not None else {}
             longest.update((rank, row) for rank, row in rows.items() if row["elapsed_s"] >= longest.get(rank, row)["elapsed_s"])
-            self._seen[incident.id] = _Seen(incident, status, gone, longest)
+            self._seen[incident.id] = _Seen(incident, status, gone, longest, snapshot.now)
 
     def _keep(self, incident: Incident, snapshot: JobSnapshot) -> Incident:
         """The incident with the picture from before its end."""
@@ -192,10 +216,17 @@ class Cases:
         self._files.incident(incident, status)
 
     def _announce(self, change: IncidentChange, status: Status) -> None:
-        incident, verdict = change.incident, change.incident.verdict
+        incident = change.incident
         report = self._files.path_of(incident.id, "report.txt") if self._files.known(incident.id) else ""
         self._announcer.changed(change, status, report)
-        fields: Mapping[str, object] = {
+        reason = (incident_report.closed_by(incident, status) or "") if change.kind == "closed" else ""
+        self._files.event(incident.updated_wall_at, f"incident_{change.kind}", self._fields(incident, reason))
+        self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason)
+
+    def _fields(self, incident: Incident, reason: str) -> Mapping[str, object]:
+        """What events.jsonl says of an incident. reason: why it is closed."""
+        verdict = incident.verdict
+        return {
             "incident": incident.id,
             "verdict": verdict.verdict,
             "cause": verdict.cause,
@@ -203,30 +234,16 @@ class Cases:
             "culprit_ranks": list(verdict.culprit_ranks),
             "waiting_ranks": list(verdict.waiting_ranks),
             "summary": incident_report.summary(verdict),
+            **({"reason": reason} if reason else {}),
         }
-        self._files.event(incident.updated_wall_at, f"incident_{change.kind}", fields)
-        self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)))
+
+    def _replace(self, newer: Iterable[Incident]) -> None:
+        """Put these in the place of the closed incidents with their ids."""
+        by_id = {incident.id: incident for incident in newer}
+        self.book = replace(self.book, closed=tuple(by_id.get(incident.id, incident) for incident in self.book.closed))
 
     def _newest(self, incident: Incident) -> Incident:
         return next((other for other in (*self.book.open, *self.book.closed) if other.id == incident.id), incident)
-
-
-def _restarted(incident: Incident, snapshot: JobSnapshot) -> Incident:
-    """A closed incident that did not recover: torchrun has replaced the processes that it was about."""
-    attempt = snapshot.attempt + 1
-    summary = incident.verdict.summary.replace("recovered after", f"torchrun restarted the workers (attempt {attempt}) after", 1)
-    end = {"ended_at": snapshot.wall_at, "exit_code": None, "ending": snapshot.ending, "state": "restarting", "attempt": attempt}
-    return replace(incident, verdict=replace(incident.verdict, summary=summary), kept={**incident.kept, "job": end})
-
-
-def _attempt(incident: Incident) -> int:
-    """Of the workers whose trouble it was."""
-    return int((incident.kept.get("job") or {}).get("attempt", 1)) - 1
-
-
-def _gets_on(snapshot: JobSnapshot) -> bool:
-    """Whether a rank has completed a collective or a step."""
-    return any(rank.steps or any(rank.completed.values()) for rank in snapshot.ranks().values())
 
 
 def _gone(rank: RankState) -> bool:

@@ -1,7 +1,7 @@
 """The user's `--on-incident` command: started with incident.json on its stdin, never waited for in the loop's thread.
 
 It keeps its deadline when the launcher ends before it: coreutils' `timeout`, where there is one, ends it then. So a page of the last moment
-still goes out, and nothing lives on for ever.
+still goes out, as does the last word on every incident that the job's end has closed, and nothing lives on for ever.
 """
 
 from __future__ import annotations
@@ -13,13 +13,26 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from rankwatch.monitor.pool import Pool
 
 DEADLINE_S = 30.0
 TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of the command. change: opened, escalated, closed. reason: why it is closed: recovered, merge, restart, job_ended."""
+
+    change: str
+    incident_id: str
+    document: Callable[[], bytes] = field(repr=False)
+    reason: str = ""
 
 
 class IncidentCommand:
@@ -29,31 +42,70 @@ class IncidentCommand:
         self._command = command
         self._say = say
         self._pool = Pool("on-incident", 2, backlog=20)
+        self._calls: deque[Call] = deque()  # those that no thread of the pool has taken yet
+        self._finished = threading.Event()
+        self._finishing = False
 
-    def run(self, change: str, incident_id: str, document: Callable[[], bytes]) -> None:
+    def run(self, change: str, incident_id: str, document: Callable[[], bytes], reason: str = "") -> None:
         """Start it for this change (opened, escalated, closed); dropped when 20 wait already."""
-        if self._command:
-            self._pool.submit(lambda: self._run(change, incident_id, document()))
+        if not self._command:
+            return
+        call = Call(change, incident_id, document, reason)
+        self._calls.append(call)
+        if self._pool.submit(self._next) is None:
+            self._calls.remove(call)
+
+    def finish(self, calls: Iterable[Call]) -> None:
+        """The launcher is about to end: start all that still waits and these, in this order, from a thread that waits for none of them."""
+        if self._command and not self._finishing:
+            self._finishing = True
+            last = tuple(calls)
+            threading.Thread(target=self._start_all, args=(last,), name="rankwatch-on-incident-end", daemon=True).start()
+
+    def finished(self, timeout_s: float) -> bool:
+        """Whether all that was handed to `finish` has been started within timeout_s."""
+        return not self._finishing or self._finished.wait(max(0.0, timeout_s))
 
     def close(self) -> None:
         self._pool.close()
 
-    def _run(self, change: str, incident_id: str, document: bytes) -> None:
-        environment = {**os.environ, "RANKWATCH_CHANGE": change, "RANKWATCH_INCIDENT": incident_id}
+    def _next(self) -> None:
+        if (call := self._taken()) is not None:
+            self._run(call)
+
+    def _taken(self) -> Call | None:
+        try:
+            return self._calls.popleft()
+        except IndexError:  # `finish` has it
+            return None
+
+    def _start_all(self, last: tuple[Call, ...]) -> None:
+        """What they complain of goes nowhere: a pipe would break under them when the launcher ends."""
+        try:
+            while (call := self._taken()) is not None:
+                self._started(call, subprocess.DEVNULL)
+            for call in last:
+                self._started(call, subprocess.DEVNULL)
+        finally:
+            self._finished.set()
+
+    def _started(self, call: Call, stderr: int) -> subprocess.Popen[bytes] | None:
+        """The command, begun; None where it does not start, which is said."""
+        environment: Mapping[str, str] = {
+            **os.environ, "RANKWATCH_CHANGE": call.change, "RANKWATCH_INCIDENT": call.incident_id, "RANKWATCH_REASON": call.reason,
+        }  # fmt: skip
         try:
             with tempfile.TemporaryFile() as given:  # not a pipe: a command may end without reading
-                given.write(document)
+                given.write(call.document())
                 given.seek(0)
-                process = subprocess.Popen(
-                    _bounded(self._command),
-                    stdin=given,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env=environment,
-                    start_new_session=True,
-                )
+                return subprocess.Popen(_bounded(self._command), stdin=given, stdout=subprocess.DEVNULL, stderr=stderr, env=environment, start_new_session=True)
         except OSError as error:
             self._say(f"on-incident command does not start: {error}")
+            return None
+
+    def _run(self, call: Call) -> None:
+        process = self._started(call, subprocess.PIPE)
+        if process is None:
             return
         with process:
             complaint = _tail_until_end(process, time.monotonic() + DEADLINE_S)

@@ -21,6 +21,7 @@ MAX_INCIDENTS = 50
 MAX_BYTES = 200 << 20
 PER_RANK_FILES_UP_TO = 64
 REPRESENTATIVES = 8
+MAX_REFUSED = 256  # ids; one that is forgotten is refused anew
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class RunFiles:
         self._writer = writer
         self.prefix = prefix
         self._kept: dict[str, _Kept] = {}
-        self._refused: set[str] = set()
+        self._refused: dict[str, None] = {}
 
     def run(self, status: Status) -> None:
         """run.json, at the start and at the end."""
@@ -45,6 +46,14 @@ class RunFiles:
     def event(self, wall_at: float, kind: str, fields: Mapping[str, Any]) -> None:
         """One line of events.jsonl, without secrets."""
         self._writer.append(f"{self.prefix}events.jsonl", as_json({"at": round(wall_at, 3), "event": kind, **_public(fields)}, indent=None))
+
+    def compiles(self, document: Mapping[str, Any]) -> None:
+        """compile.json: what all ranks have compiled. The document is not changed after it was handed over."""
+        self._writer.write(f"{self.prefix}compile.json", lambda: as_json(document, indent=None))
+
+    def compile_text(self, line: Mapping[str, Any]) -> None:
+        """One line of compile/texts.jsonl, already without secrets."""
+        self._writer.append(f"{self.prefix}compile/texts.jsonl", as_json(line, indent=None))
 
     def incident(self, incident: Incident, status: Status) -> None:
         """incident.json first, then report.txt, index.html and a file for each stack."""
@@ -112,7 +121,9 @@ class RunFiles:
             self._writer.remove(self.place(oldest))
         if not kept.paging and (len(self._kept) > MAX_INCIDENTS):
             del self._kept[incident.id]
-            self._refused.add(incident.id)
+            self._refused[incident.id] = None
+            while len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
             self._writer.remove(self.place(incident.id))
             return False
         return True

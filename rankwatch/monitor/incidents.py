@@ -4,7 +4,8 @@ One verdict key is one open incident. It closes when its key has been away for t
 stalls again and again without a page, step after step, opens few incidents all the same: from the fourth stall on the last one opens
 again (`times`), without a line each time.
 History keeps every (verdict, cause, culprits) in order, so an escalation never loses what was said before. On closing, `verdict`
-becomes `recovered` with the cost in rank-seconds; what it was before stands in the history.
+becomes `recovered` with the cost in rank-seconds; what it was before stands in the history. What is seen while a job is torn down, or just
+before anybody says that it is, replaces no graver word: the incident ends as it was.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from rankwatch.model import PAGING, Change, CompileActivity, Incident, IncidentChange, JobSnapshot, RankState, Stack, Verdict, VerdictName
+from rankwatch.monitor.diagnose import words
 from rankwatch.monitor.diagnose.stacks import group_stacks
 from rankwatch.monitor.policy import Limits
 from rankwatch.wire.ranks import compress
@@ -31,6 +33,7 @@ RARE_S = 3600.0  # ... or come this rarely
 MAX_PEERS = 64  # waiting ranks whose host and pid are kept
 _VAGUE = frozenset({"not_entered", "unknown"})
 _CLOSE_AFTER = 2  # looks without the verdict
+TORN_DOWN_S = 10.0  # so long before an end is known it may have begun: a rank that dies or is let go looks less stuck than it was
 _SEVERITY: dict[VerdictName, int] = {"recovered": 0, "straggler": 1, "slow": 2, "timeout_imminent": 3, "diverged": 4, "stuck": 4, "failed": 5}
 
 
@@ -46,6 +49,8 @@ class _Life:
     told: tuple[int, ...] = ()  # who was blamed in the newest line
     renames: int = 0
     quiet: bool = False  # a stall that comes again and again: neither its opening nor its end is said
+    gravest: Verdict | None = None  # as it was seen last, at gravest_at
+    gravest_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,10 @@ def fold(book: Book, verdicts: Iterable[Verdict], snapshot: JobSnapshot, now: fl
                 kept.append(incident)
                 lives[incident.id] = life
             continue
+        if (snapshot.ending or snapshot.final) and (before := _torn_down(verdict, life, now)) is not None:
+            incident, verdict = replace(incident, history=_up_to(incident.history, before)), before
+        if life.gravest is None or not graver(life.gravest, verdict):
+            life = replace(life, gravest=verdict, gravest_at=now)
         newer = _update(incident, verdict, snapshot, ranks)
         life = replace(life, absent=0, gone_at=None, counted_at=now, waiting=_losing(verdict), since=min(life.since, verdict.since))
         if _escalates(verdict, incident):
@@ -125,7 +134,9 @@ def fold(book: Book, verdicts: Iterable[Verdict], snapshot: JobSnapshot, now: fl
         else:
             opened += 1
             incident = _open(verdict, opened, snapshot, now, ranks)
-        lives[incident.id] = _Life(0, now, _losing(verdict), since=verdict.since, told=verdict.culprit_ranks, quiet=rested is not None)
+        lives[incident.id] = _Life(
+            0, now, _losing(verdict), since=verdict.since, told=verdict.culprit_ranks, quiet=rested is not None, gravest=verdict, gravest_at=now
+        )
         kept.append(incident)
         changes.append(IncidentChange("opened", incident, quiet=rested is not None))
     for incident, life in gone:
@@ -142,9 +153,27 @@ def worst(incident: Incident) -> VerdictName:
     return max((change.verdict for change in incident.history), key=_SEVERITY.__getitem__, default=incident.verdict.verdict)
 
 
+def graver(one: Verdict, other: Verdict) -> bool:
+    """Whether the first says worse than the second, or as bad with a cause where the second only says where a rank is."""
+    return (_SEVERITY[one.verdict], one.cause not in _VAGUE) > (_SEVERITY[other.verdict], other.cause not in _VAGUE)
+
+
 def paged(incident: Incident) -> bool:
     """Whether any of its verdicts was one that pages."""
     return any(change.verdict in PAGING for change in incident.history)
+
+
+def _torn_down(verdict: Verdict, life: _Life, now: float) -> Verdict | None:
+    """The graver word that the incident had until the job's end began; None where it has none."""
+    recent = life.gravest is not None and now - life.gravest_at <= TORN_DOWN_S
+    return life.gravest if recent and life.gravest is not None and graver(life.gravest, verdict) else None
+
+
+def _up_to(history: tuple[Change, ...], verdict: Verdict) -> tuple[Change, ...]:
+    """History without what came after this verdict."""
+    told = (verdict.verdict, verdict.cause, verdict.culprit_ranks)
+    last = max((place for place, change in enumerate(history) if (change.verdict, change.cause, change.culprit_ranks) == told), default=len(history) - 1)
+    return history[: last + 1]
 
 
 def _losing(verdict: Verdict) -> float:
@@ -153,7 +182,7 @@ def _losing(verdict: Verdict) -> float:
 
 
 def _shown(verdict: Verdict) -> tuple[object, ...]:
-    return (verdict.verdict, verdict.cause, verdict.culprit_ranks, verdict.waiting_ranks, verdict.at, verdict.domain, verdict.confidence)
+    return (verdict.verdict, verdict.cause, verdict.culprit_ranks, verdict.waiting_ranks, verdict.at, verdict.places, verdict.domain, verdict.confidence)
 
 
 def _escalates(verdict: Verdict, incident: Incident) -> bool:
@@ -275,8 +304,10 @@ def _update(incident: Incident, verdict: Verdict, snapshot: JobSnapshot, ranks: 
             compiling[rank] = min(ranks[rank].compiling, key=lambda each: each.started_at)
     nodes = {rank: ranks[rank].node for rank in told if ranks[rank].node}
     pids = {rank: process.pid for rank in told if (process := ranks[rank].process) is not None}
+    earliest = incident.opened_wall_at - max(0.0, incident.opened_at - verdict.since) if incident.times == 1 else incident.since_wall_at
     return replace(
-        incident, verdict=verdict, updated_wall_at=max(snapshot.wall_at, incident.updated_wall_at), history=history, stacks=stacks, stack_groups=groups,
+        incident, verdict=verdict, since_wall_at=min(incident.since_wall_at or earliest, earliest),
+        updated_wall_at=max(snapshot.wall_at, incident.updated_wall_at), history=history, stacks=stacks, stack_groups=groups,
         compiling=compiling, hosts={**incident.hosts, **nodes}, pids={**incident.pids, **pids}, final=incident.final or snapshot.final,
     )  # fmt: skip
 
@@ -291,7 +322,7 @@ def _close(incident: Incident, life: _Life, heir: Incident | None, snapshot: Job
     text = f"recovered after {lasted:.0f} s{often} ({who}): {old.summary}"
     if heir is not None:
         text = f"is part of incident {heir.id} after {lasted:.0f} s ({who}): {old.summary}"
-    verdict = replace(old, verdict="recovered", summary=text, timeout_left_s=None)
+    verdict = replace(old, verdict="recovered", summary=text, timeout_left_s=None, advice=words.afterwards(old.advice))
     wall_at = max(snapshot.wall_at, incident.updated_wall_at)
     return replace(
         incident, verdict=verdict, history=_with_change(incident.history, verdict, snapshot), updated_wall_at=wall_at, closed_at=now, closed_wall_at=wall_at,

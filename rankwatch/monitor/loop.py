@@ -11,19 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rankwatch import shown, stderr
 from rankwatch.config import Options
 from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, Status, Verdict, Want
-from rankwatch.monitor import action, failure, published
+from rankwatch.monitor import action, failure, heap, published
 from rankwatch.monitor.announce import Announcer, Out
 from rankwatch.monitor.capabilities import settled
 from rankwatch.monitor.cases import Cases
 from rankwatch.monitor.command import IncidentCommand
+from rankwatch.monitor.compile_watch import CompileWatch
 from rankwatch.monitor.diagnose import State, diagnose, ledger, repeats
 from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.exits import ExitWatch
 from rankwatch.monitor.files import RunFiles
+from rankwatch.monitor.numerics import Numerics, records_of
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.reader import Reader
@@ -39,6 +42,9 @@ ERRORS_IN_A_ROW = 20
 SETTLED_AFTER_S = 20.0
 SELF_TEST_AFTER_S = 5.0
 STOP_WAIT_S = {True: 0.2, False: 2.0}  # after success, after failure
+LATE_FILES_S = 0.7  # beyond that, for files that are not on disk yet
+LAST_HUNG_S = 1.0  # at the end nothing is left to wait for
+SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 5.0  # one that is over before we have begun to look still leaves its record and its last line
 
 
 @dataclass(slots=True)
@@ -66,6 +72,8 @@ class Monitor:
         self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._reader: Reader | None = None
         self._state = State()
+        self._numerics = Numerics()
+        self._compiles = CompileWatch(self._files)
         self._wants: tuple[Want, ...] = ()
         self._ending = ""
         self._failure_seen = False  # before any planned end: what follows such an end is nobody's fault
@@ -74,6 +82,7 @@ class Monitor:
         self._errors_in_a_row = 0
         self._off = False
         self._running = False
+        self._started_at = 0.0
         self._acts = options.on_stuck == "exit"
         self._intent: action.Intent | None = None
         self._on_disk: threading.Event | None = None  # the evidence for what is intended
@@ -85,6 +94,8 @@ class Monitor:
         """Begin; the workers may start later."""
         if not self._running:
             self._running = True
+            self._started_at = time.monotonic()
+            heap.keep_large_apart()
             threading.Thread(target=self._run, name="rankwatch-monitor", daemon=True).start()
 
     def workers_started(self, workers: Workers) -> None:
@@ -109,10 +120,12 @@ class Monitor:
         self._send(lambda: self._restart(attempt))
 
     def stop(self, exit_code: int | None) -> None:
-        """Judge once more, write and say what is left. At most 0.2 s after success, 2 s after failure."""
-        wait_s = STOP_WAIT_S[exit_code == 0]
+        """Judge once more, write and say what is left. At most 0.2 s after success, 2 s after failure; 5 s where the job took less than ten;
+        0.7 s more where the run directory is slow."""
+        short = time.monotonic() - self._started_at < SHORT_JOB_S
+        wait_s = SHORT_JOB_WAIT_S if short else STOP_WAIT_S[exit_code == 0]
         until = time.monotonic() + wait_s
-        self._send(lambda: self._finish(exit_code, until), wait_s)
+        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S)
         self._running = False
 
     def _send(self, do: Callable[[], None], wait_s: float = 0.0) -> None:
@@ -170,10 +183,14 @@ class Monitor:
         if not final:
             self._fetch(reader, report, self._cases.ranks_to_dump(changes))
         self._cases.attach(changes, reader, self.status)
+        self._compare_numbers(snapshot)
         self._publish(snapshot, verdicts, time.monotonic() - began)
         self._cases.tell(changes, self.status)
-        for event in reader.take_events():
-            self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
+        events = reader.take_events()
+        self._guarded(lambda: self._look_at_compiles(events, snapshot, report))
+        for event in events:
+            if event.get("kind") != "text":  # its place is compile/texts.jsonl
+                self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
         self._announcer.look(self.status, self._settled(snapshot))
         self._writer.check()
         if self._acts and not self._ending and not final:
@@ -185,6 +202,17 @@ class Monitor:
         self._looked_at = now
         workers = reader.workers
         return JobSnapshot(now, time.time(), workers.world_size, workers.attempt, (report,), self._ending, gap_s, reader.started_at, final)
+
+    def _compare_numbers(self, snapshot: JobSnapshot) -> None:
+        """`--probe numerics`: what is not finite, and whose parameters differ, is said once."""
+        for found in self._numerics.look(records_of(snapshot.ranks()), snapshot.now, snapshot.final):
+            self._files.event(snapshot.wall_at, "numerics", {"what": found.kind, "ranks": found.ranks, "step": found.step, "why": found.words})
+            self._announcer.numerics(found.kind, found.ranks, found.step, found.words, self.status)
+        self.status = replace(self.status, numerics=self._numerics.document())
+
+    def _look_at_compiles(self, events: list[dict[str, Any]], snapshot: JobSnapshot, report: NodeReport) -> None:
+        document = self._compiles.look(events, snapshot, (rank.rank for rank in report.ranks), self.status)
+        self.status = replace(self.status, compile=document)
 
     def _consider(self, snapshot: JobSnapshot) -> None:
         """`--on-stuck exit`: what cannot heal, once its evidence is on disk, becomes a request to the launcher."""
@@ -260,6 +288,8 @@ class Monitor:
         self._reader = Reader(workers)
         self._state, self._wants, self._ending, self._looked_at = State(ledger=self._state.ledger, past=repeats.ended(self._state)), (), "", None
         self._intent = self._on_disk = None
+        self._numerics = Numerics()
+        self._compiles.begin(workers.attempt)
         self._failure_seen = False
         self._evidence.forget()
         self._announcer.restarted()
@@ -326,12 +356,24 @@ class Monitor:
         self._cases.job_ended(self.status)
         self._files.event(time.time(), "end", {"exit_code": exit_code})
         self._files.run(self.status)
+        shown_status = self._with_files((until - time.monotonic()) * 0.4)
         if self._reader is not None:
             blame = failed and (self._failure_seen or not self._ending)
             tails = failure.log_tails(self._reader.workers.workers, (until - time.monotonic()) / 2) if blame else {}
-            self._announcer.ended(self.status, blame, tails)
+            self._announcer.ended(shown_status, blame, tails, [worker.rank for worker in self._reader.workers.workers if not worker.stderr])
         self._announcer.flush(max(0.02, (until - time.monotonic()) / 2))
-        self._writer.flush(max(0.02, until - time.monotonic() - 0.02))
+        if not self._writer.flush(max(0.02, until + LATE_FILES_S - time.monotonic() - 0.1)):
+            self._announcer.notice(f"not everything could be written to {self._writer.root}: it has not answered in time; files of this run are missing there")
+            self._announcer.flush(0.05)
+        self._command.finished(until - time.monotonic())  # that its last calls have begun; they may outlive us
         self._running = False
         self._web.stop()
         self._exits.close()
+
+    def _with_files(self, wait_s: float) -> Status:
+        """The status for the last lines, which name files: where they are, or no place where it hangs."""
+        if not self._writer.flush(max(0.02, wait_s / 2)):
+            self._writer.check(LAST_HUNG_S)
+            if not self._writer.flush(max(0.02, wait_s / 2)) and self._writer.hangs(LAST_HUNG_S):
+                return replace(self.status, job=replace(self.status.job, run_dir=""))
+        return replace(self.status, job=replace(self.status.job, run_dir=self._writer.root))

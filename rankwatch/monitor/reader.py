@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -59,6 +60,7 @@ class Reader:
         self._processes = processes or Processes(clock=clock)
         self._pool = Pool("recorder", min(8, max(2, len(workers.workers))))
         self._disk = Pool("crash", 2)
+        self._parsing = threading.Lock()
         self._kinds = Kinds()
         self._ranks = {worker.rank: self._start(worker) for worker in workers.workers}
         self._events: list[dict[str, Any]] = []
@@ -251,9 +253,11 @@ class Reader:
         whole = whole or all(len(text) < TAIL_FROM_BYTES for text in documents.values())
         parsed: dict[str, dict[str, Any]] = {}
         for name, text in documents.items():
-            document = json.loads(text if whole else recorder.tail(text, TAIL_ENTRIES))
-            if isinstance(document, dict):
-                parsed[name] = document
+            with self._parsing:  # 2,000 parsed entries are 6 MB: those of one rank at a time, and most of them are let go at once
+                document = json.loads(text if whole else recorder.tail(text, TAIL_ENTRIES))
+                if isinstance(document, dict):
+                    parsed[name] = recorder.newest(document)
+                document = None
         if NCCL in parsed:
             rank.nccl_status = {"pg_status": parsed[NCCL].get("pg_status") or {}}
         log = rank.log
@@ -311,13 +315,15 @@ class Reader:
         state = rank.slot.state
         enqueued, completed = rank.numbers()
         groups = recorder.twins(state.groups)
-        stage: Any = state.stage if state.stage in ("armed", "joining", "join_failed", "joined", "left", "exiting") else "starting"
+        told = state.owner.get("state") != "loaded" or not process.alive  # below a shell that runs on, the end of one Python is not the rank's
+        stage: Any = state.stage if told and state.stage in ("armed", "joining", "join_failed", "joined", "left", "exiting") else "starting"
         return RankState(
             rank=rank.worker.rank,
             local_rank=rank.worker.local_rank,
             node=self.workers.node,
             agent=agent,  # type: ignore[arg-type]
             agent_detail=detail,
+            script_problem=self.workers.script_problem,
             process=process,
             stage=stage,
             stage_since=state.stage_since or self.started_at,
@@ -336,17 +342,19 @@ class Reader:
             calls=rank.log.calls(groups),
             enqueued=enqueued,
             completed=completed,
+            mixed=rank.mixed(),
             compiling=state.compiling if process.alive else (),
             compile_witness=rank.witness if now - rank.witness_at < FRESH_S else None,
             compile_totals=state.compile_totals,
             ddp=state.ddp,
             cudagraph=state.cudagraph,
+            numerics=state.numerics,
             probes=state.probes,
             steps=state.steps,
             last_step_at=state.last_step_at,
             step_s=state.step_s,
             events_lost=state.events_lost,
-            crash=rank.crash or state.crash,
+            crash=rank.crash or (state.crash if told else None),
         )
 
     def _look_for_crash(self, rank: Tracked) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankwatch.model import CompileActivity, Crash, Group, Join, Meeting, Timeouts
 from rankwatch.wire import layout
 from rankwatch.wire.phases import phase_of
-from rankwatch.wire.ranks import expand
+from rankwatch.wire.ranks import MOST_RANKS, expand
 
 _SEQ = struct.Struct("<Q")
 _MAX_EVENTS_KEPT = 4 * layout.EVENT_SLOTS
+_MAX_MEMBERS = 4 * MOST_RANKS  # over all groups of a record
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class SlotState:
     compile_totals: dict[str, Any] = field(default_factory=dict)
     ddp: dict[str, Any] = field(default_factory=dict)
     cudagraph: dict[str, Any] = field(default_factory=dict)
+    numerics: dict[str, Any] = field(default_factory=dict)
     compiling: tuple[CompileActivity, ...] = ()
     events_lost: int = 0
 
@@ -92,7 +95,7 @@ class SlotReader:
             self._seen[name] = found[0]
             try:
                 self._take(name, found[1], found[2])
-            except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+            except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError) as error:
                 state.problem = f"record {name} does not decode: {error}"
         self._take_new_events()
         return state
@@ -111,7 +114,7 @@ class SlotReader:
     def _load(self) -> str:
         try:
             if self._fd < 0:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             size = os.preadv(self._fd, [self._records], 0)
             if size == layout.EVENTS_OFFSET:
                 size += self._load_events()
@@ -159,23 +162,24 @@ class SlotReader:
         self.state.probes = {str(name): dict(probe) for name, probe in record.items() if isinstance(probe, dict)}
 
     def _take_groups(self, record: dict[str, Any], _mono_ns: int) -> None:
-        creating = record.get("creating")
-        self.state.group_in_creation = str(creating) if creating is not None else None
-        self.state.creation_ranks = expand(str(record.get("creating_ranks", ""))) if creating is not None else ()
-        self.state.groups = tuple(_group(group) for group in record.get("groups") or () if isinstance(group, dict))
-        self.state.timeouts = _timeouts(record)
+        creating, timeouts = record.get("creating"), _timeouts(record)
+        ranks = expand(str(record.get("creating_ranks", ""))) if creating is not None else ()
+        groups = _groups(group for group in record.get("groups") or () if isinstance(group, dict))
+        # all of it or, where a part does not decode, nothing
+        self.state.group_in_creation, self.state.creation_ranks = str(creating) if creating is not None else None, ranks
+        self.state.groups, self.state.timeouts = groups, timeouts
 
     def _take_heartbeat(self, record: dict[str, Any], mono_ns: int) -> None:
         self.state.heartbeat_at = mono_ns / 1e9
         self.state.handling = crash_of(record.pop("handling", None))
-        self.state.recorder_status = record
+        kinds = {"pg_status": dict, "entries": list}
+        self.state.recorder_status = {key: value for key, value in record.items() if isinstance(value, kinds.get(key, object))}
 
     def _take_steps(self, record: dict[str, Any], _mono_ns: int) -> None:
         self.state.steps = _as_int(record.get("count"))
         last_ns = _as_int(record.get("last_mono_ns"))
         self.state.last_step_at = last_ns / 1e9 if last_ns else None
-        last_s = record.get("last_s")
-        self.state.step_s = float(last_s) if last_s is not None else None
+        self.state.step_s = _seconds(record.get("last_s"))
 
     def _take_compile(self, record: dict[str, Any], _mono_ns: int) -> None:
         self.state.compile_totals = record
@@ -185,6 +189,9 @@ class SlotReader:
 
     def _take_cudagraph(self, record: dict[str, Any], _mono_ns: int) -> None:
         self.state.cudagraph = record
+
+    def _take_numerics(self, record: dict[str, Any], _mono_ns: int) -> None:
+        self.state.numerics = record
 
     def _take_thread(self, name: str, payload: bytes) -> None:
         if len(payload) < layout.THREAD_HEADER.size:
@@ -238,25 +245,24 @@ def _meeting(record: object) -> Meeting | None:
     """The lifecycle record's `barrier`."""
     if not isinstance(record, dict):
         return None
-    timeout_s = record.get("timeout_s")
     return Meeting(
         group=str(record.get("group", "")),
         calls=_as_int(record.get("calls")),
         inside=bool(record.get("inside")),
         since=_as_int(record.get("since_mono_ns")) / 1e9,
-        timeout_s=float(timeout_s) if timeout_s is not None else None,
+        timeout_s=_seconds(record.get("timeout_s")),
     )
 
 
 def _timeouts(record: dict[str, Any]) -> Timeouts:
     """What the groups record tells beside the groups."""
-    join_s, creation_s = record.get("join_timeout_s"), record.get("creating_timeout_s")
+    extensions = ((_seconds(seconds), _as_int(wall_ns) / 1e9) for seconds, wall_ns in record.get("extensions") or ())
     return Timeouts(
-        join_s=float(join_s) if join_s is not None else None,
+        join_s=_seconds(record.get("join_timeout_s")),
         join_set_at=str(record.get("join_set_at") or ""),
-        creation_s=float(creation_s) if creation_s is not None else None,
+        creation_s=_seconds(record.get("creating_timeout_s")),
         creation_set_at=str(record.get("creating_set_at") or ""),
-        extensions=tuple((float(seconds), float(wall_ns) / 1e9) for seconds, wall_ns in record.get("extensions") or ()),
+        extensions=tuple((seconds, wall_at) for seconds, wall_at in extensions if seconds is not None),
     )
 
 
@@ -276,14 +282,23 @@ def _join(record: object) -> Join | None:
     )
 
 
-def _group(record: dict[str, Any]) -> Group:
-    timeout_s = record.get("timeout_s")
+def _groups(records: Iterable[dict[str, Any]]) -> tuple[Group, ...]:
+    """ValueError where all groups together have more members than any job."""
+    groups: list[Group] = []
+    left = _MAX_MEMBERS
+    for record in records:
+        groups.append(_group(record, min(left, MOST_RANKS)))
+        left -= len(groups[-1].ranks)
+    return tuple(groups)
+
+
+def _group(record: dict[str, Any], most: int) -> Group:
     return Group(
         name=str(record.get("name", "")),
         desc=str(record.get("desc", "")),
         backend=str(record.get("backend", "")),
-        ranks=expand(str(record.get("ranks", ""))),
-        timeout_s=float(timeout_s) if timeout_s is not None else None,
+        ranks=expand(str(record.get("ranks", "")), most),
+        timeout_s=_seconds(record.get("timeout_s")),
         generation=_as_int(record.get("generation")),
         created_wall_at=_as_int(record.get("created_wall_ns")) / 1e9,
         set_at=str(record.get("set_at") or ""),
@@ -311,11 +326,21 @@ def _activity(payload: bytes) -> CompileActivity:
 
 
 def _json_object(payload: bytes) -> dict[str, Any] | None:
+    """An event; None where it is none, and without a `wall_ns` that is no number."""
     try:
         value = json.loads(payload)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, MemoryError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    if "wall_ns" in value and not _as_int(value["wall_ns"]):
+        del value["wall_ns"]
+    return value
+
+
+def _seconds(value: object) -> float | None:
+    """A duration; None for null and for what is none: JSON knows NaN and Infinity, and a verdict must not."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 2**53 else None
 
 
 def _as_int(value: object) -> int:

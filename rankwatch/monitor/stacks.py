@@ -22,6 +22,9 @@ from rankwatch.monitor.worker_server import ServerError, WorkerServer
 AT_ONCE = 8
 MAX_CHILDREN = 4
 SERVED_S = 1.0
+MAX_UNANSWERED = 1024  # processes of all attempts
+# py-spy reads a process that runs on: what it copies may have been freed the moment before
+_RACES = ("Bad address", "Failed to copy", "os error 14")
 _WAITS_FOR_CHILDREN = ("torch/utils/data/", "multiprocessing/", "concurrent/futures/", "subprocess.py", "_inductor/", "joblib/", "ray/")
 
 
@@ -83,7 +86,7 @@ class StackCapture:
         """One probe of a live rank. py-spy and its target must not be parent and child only: the rank is what will be dumped later."""
         if self.executable is None:
             return SelfTest(False, f"py-spy was found neither beside {sys.executable} nor on PATH; install it: {sys.executable} -m pip install py-spy")
-        stack = pyspy.dump(self.executable, pid)
+        stack = self._pyspy(pid, native=False)
         return SelfTest(bool(stack.threads), stack.error or "ok")
 
     def close(self) -> None:
@@ -92,7 +95,13 @@ class StackCapture:
     def _pyspy(self, pid: int, native: bool) -> Stack:
         if self.executable is None:
             return Stack(pid=pid, at=time.monotonic(), error="py-spy is not installed")
-        return pyspy.dump(self.executable, pid, pyspy.NATIVE_DEADLINE_S if native else pyspy.DUMP_DEADLINE_S, native)
+        deadline_s = pyspy.NATIVE_DEADLINE_S if native else pyspy.DUMP_DEADLINE_S
+        began = time.monotonic()
+        stack = pyspy.dump(self.executable, pid, deadline_s, native)
+        left_s = began + deadline_s - time.monotonic()
+        if not stack.threads and any(words in stack.error for words in _RACES) and left_s > 0.1:
+            stack = pyspy.dump(self.executable, pid, left_s, native)
+        return stack
 
     def _of_children(self, target: Target, began: float) -> tuple[Stack, ...]:
         """Python children, the newest MAX_CHILDREN, as long as there is time left."""
@@ -116,7 +125,8 @@ class StackCapture:
                 text = self._ask(target)
                 threads = threads_of_faulthandler(text, target.pid)
                 if threads:
-                    return Stack(pid=target.pid, at=time.monotonic(), threads=threads, text=f"{text}\n(from the rank's worker server: {reason})\n", error="")
+                    words = f"{text}\n(from the rank's worker server: {reason})\n"
+                    return Stack(pid=target.pid, at=time.monotonic(), threads=threads, text=words, error="", asked=True)
             except ServerError as error:
                 reason = f"{reason}; {error}"
         return Stack(pid=target.pid, at=time.monotonic(), text=_kernel_view(target.pid, reason), error=reason)
@@ -147,8 +157,10 @@ class StackCapture:
             with self._asking:
                 if given_up:
                     self._unanswered[target.pid] = time.monotonic()
+                    while len(self._unanswered) > MAX_UNANSWERED:
+                        del self._unanswered[next(iter(self._unanswered))]
                 else:
-                    del self._unanswered[target.pid]
+                    self._unanswered.pop(target.pid, None)
 
 
 def waits_for_children(frames: tuple[Frame, ...]) -> bool:

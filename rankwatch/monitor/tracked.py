@@ -148,6 +148,13 @@ class Tracked:
                 completed[name] = max(completed.get(name, 0), done[name])
         return enqueued, completed
 
+    def mixed(self) -> dict[str, bool]:
+        """RankState.mixed."""
+        if self.slot is None:
+            return {}
+        groups = [group for group in recorder.twins(self.slot.state.groups) if "nccl" not in group.backend]
+        return self.view.mixed(GENERIC, self.slot.state.recorder_status, groups)
+
     def notice_waits(self, now: float) -> None:
         """Note since when each group's open operations have not moved."""
         enqueued, completed = self.numbers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from rankwatch.config import Options
 from rankwatch.model import Incident, Status
 from rankwatch.monitor.files import RunFiles, as_json
+from rankwatch.monitor.pool import Job
 
 if TYPE_CHECKING:
     from rankwatch.export.prometheus import Exporter
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 64 << 20
 STALE_AFTER_S = 10.0
+START_WAIT_S = 2.0  # a file server or a name server that does not answer must not hold the looks up
 JSON, HTML, TEXT = "application/json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _FILE = re.compile(r"/incidents/([0-9A-Za-z-]{1,64})/((?:stacks|fr)/rank_\d+(?:\.\w+)?\.(?:txt|json)|incident\.json|report\.txt|index\.html|)\Z")
 
@@ -38,13 +41,26 @@ class Web:
         self._server: Server | None = None
         self._exporter: Exporter | None = None
         self._started = False
+        self._stopped = False
         self.url = ""
 
     def start(self) -> None:
-        """Listen, or say in one line why not. The job does not depend on it. A second call does nothing."""
+        """Listen, or say in one line why not. The job does not depend on it. A second call does nothing.
+
+        Waits for START_WAIT_S at most: the token's file and the name in --listen may be asked of servers that do not answer. `url` is then there later.
+        """
         if self._started or self._options.listen == "off":
             return
         self._started = True
+        starting = Job(self._begin)
+        threading.Thread(target=starting.run, name="rankwatch-web", daemon=True).start()
+        if not starting.wait(START_WAIT_S):
+            token = f"--token-file {self._options.token_file} or " if self._options.token_file else ""
+            self._say(f"no status page yet: {token}--listen {self._options.listen} has not answered for {START_WAIT_S:g} s; ranks are watched all the same")
+        if starting.error is not None:
+            raise starting.error
+
+    def _begin(self) -> None:
         from rankwatch.export.prometheus import Exporter
         from rankwatch.serve.server import Server
 
@@ -56,6 +72,9 @@ class Web:
         except (OSError, ValueError) as error:
             self._say(f"no status page: {error}")
             return
+        if self._stopped:
+            server.stop()
+            return
         self._server = server
         self.url = (self._options.external_url or url) if url else ""
         if server.notice:
@@ -63,6 +82,7 @@ class Web:
 
     def stop(self) -> None:
         """Stop listening; waits for nobody."""
+        self._stopped = True
         server, self._server = self._server, None
         if server is not None:
             server.stop()
@@ -74,6 +94,7 @@ class Web:
             "/metrics": self._metrics,
             "/healthz": self._healthz,
             "/api/v1/state": self._state,
+            "/api/v1/compile": self._compile,
             "/api/v1/incidents": self._incidents,
             "/incidents/": self._incident,
         }
@@ -81,14 +102,12 @@ class Web:
     def _token(self) -> str | None:
         if not self._options.token_file:
             return None
+        from rankwatch.serve.token import read_token
+
         try:
-            with open(self._options.token_file, encoding="utf-8") as file:
-                token = file.read(4096).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--token-file {self._options.token_file} cannot be read: {error}") from error
-        if not token:
-            raise ValueError(f"--token-file {self._options.token_file} is empty; put a token into it, such as: openssl rand -hex 16")
-        return token
+            return read_token(self._options.token_file)
+        except ValueError as error:
+            raise ValueError(f"--token-file {error}") from None
 
     # -- routes ------------------------------------------------------------------------------------------------------------
 
@@ -114,6 +133,12 @@ class Web:
         from rankwatch.report import state
 
         return _response(as_json(state.to_json(self._status()), indent=None), JSON)
+
+    def _compile(self, _request: Request) -> Response:
+        document = self._status().compile
+        if not document:
+            return _response(as_json({"error": "no rank has compiled anything yet"}), JSON, 404)
+        return _response(as_json(document, indent=None), JSON)
 
     def _incidents(self, _request: Request) -> Response:
         from rankwatch.report import incident as report
@@ -160,7 +185,7 @@ class Web:
         if not self._files.known(incident_id):
             return None
         try:
-            fd = os.open(self._files.path_of(incident_id, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(self._files.path_of(incident_id, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(fd, "rb") as file:
                 return file.read(MAX_FILE_BYTES)
         except OSError:

@@ -14,6 +14,7 @@ from typing import Any
 
 CALL_DEADLINE_S = 1.0
 MAX_ANSWER_BYTES = 64 << 20
+_MAX_HEAD_BYTES = 64 << 10
 _COMPILE_COUNTERS = ("dynamo_compile", "compile_", "_compile", "entire_forward", "entire_backward", "autotuner")
 GENERIC, NCCL = "fr_trace_json", "dump_nccl_trace_json"
 
@@ -81,14 +82,13 @@ class WorkerServer:
                 connection.connect(self.path)
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 connection.sendall(request)
-                answer = _receive(connection, deadline)
+                head, body = _receive(connection, deadline)
         except (OSError, ValueError) as error:
             # A full backlog refuses with EAGAIN at once: nobody accepts, as with a stopped process.
             silent = isinstance(error, (TimeoutError, BlockingIOError))
             raise ServerError(f"worker server did not answer {target}: {error or type(error).__name__}", silent) from error
-        head, separator, body = answer.partition(b"\r\n\r\n")
         words = head.split(None, 2)
-        if not separator or len(words) < 2 or words[1] != b"200":
+        if len(words) < 2 or words[1] != b"200":
             raise ServerError(f"worker server answered {target} with {head[:80].decode('latin-1')!r}")
         return body
 
@@ -98,11 +98,16 @@ def compiles(counters: dict[str, dict[str, Any]]) -> bool:
     return any(value.get("active_count", 0) and any(word in name for word in _COMPILE_COUNTERS) for name, value in counters.items())
 
 
-def _receive(connection: socket.socket, deadline: float) -> bytes:
-    """Everything up to the promised length or the end of the stream; TimeoutError at the deadline."""
-    parts = bytearray()
+def _receive(connection: socket.socket, deadline: float) -> tuple[bytes, bytes]:
+    """Head and body up to the promised length or the end of the stream; TimeoutError at the deadline.
+
+    The body of megabytes is put together once: every more copy of it would stay in the launcher's size for good.
+    """
+    head, told = b"", False  # told: the head is complete
+    parts: list[bytes] = []
+    length = 0
     wanted: int | None = None
-    while wanted is None or len(parts) < wanted:
+    while wanted is None or length < wanted:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("deadline passed")
@@ -110,24 +115,28 @@ def _receive(connection: socket.socket, deadline: float) -> bytes:
         part = connection.recv(1 << 18)
         if not part:
             if wanted is not None:
-                raise OSError(f"answer ended after {len(parts)} of {wanted} bytes")
+                raise OSError(f"answer ended after {length} of {wanted} bytes")
             break
-        parts += part
-        if len(parts) > MAX_ANSWER_BYTES:
+        if not told:
+            head, separator, part = (head + part).partition(b"\r\n\r\n")
+            told = bool(separator)
+            if not told:
+                if len(head) > _MAX_HEAD_BYTES:
+                    raise OSError(f"head of the answer is longer than {_MAX_HEAD_BYTES} bytes")
+                continue
+            wanted = _promised(head)
+        parts.append(part)
+        length += len(part)
+        if length > MAX_ANSWER_BYTES:
             raise OSError(f"answer is longer than {MAX_ANSWER_BYTES} bytes")
-        if wanted is None:
-            wanted = _promised(parts)
-    return bytes(parts)
+    return head if told else b"", b"".join(parts)[:wanted]
 
 
-def _promised(parts: bytearray) -> int | None:
-    end = parts.find(b"\r\n\r\n")
-    if end < 0:
-        return None
-    for line in bytes(parts[:end]).split(b"\r\n")[1:]:
+def _promised(head: bytes) -> int | None:
+    for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit():
-            return end + 4 + int(value)
+            return int(value)
     return None
 
 

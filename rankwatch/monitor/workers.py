@@ -22,7 +22,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """One start of this node's workers. slot_dir None: no slots in this attempt, slot_reason says why."""
+    """One start of this node's workers. slot_dir None: no slots in this attempt, slot_reason says why.
+
+    script_problem: why Python cannot start the job's script, as the launcher has seen it; "" where it can.
+    """
 
     attempt: int
     group_rank: int
@@ -32,3 +35,4 @@ class Workers:
     slot_dir: str | None
     slot_reason: str
     workers: tuple[Worker, ...]
+    script_problem: str = ""

@@ -10,6 +10,7 @@ import errno
 import os
 import queue
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -92,11 +93,16 @@ class Writer:
         self._put(_Task("flush", "", done=done))
         return done
 
-    def check(self) -> None:
-        """Give up on a root that has held one write for HUNG_AFTER_S: a new thread goes on elsewhere, the old one is left to the kernel."""
+    def hangs(self, after_s: float) -> bool:
+        """Whether the write that is under way has taken longer than after_s, or everything was given up."""
+        with self._lock:
+            return self._dead or (self._current is not None and self._clock() - self._current[1] > after_s)
+
+    def check(self, hung_after_s: float = HUNG_AFTER_S) -> None:
+        """Give up on a root that has held one write for so long: a new thread goes on elsewhere, the old one is left to the kernel."""
         with self._lock:
             current = self._current
-            hung = current is not None and self._clock() - current[1] > HUNG_AFTER_S and not self._dead
+            hung = current is not None and self._clock() - current[1] > hung_after_s and not self._dead
             if not hung:
                 return
             assert current is not None
@@ -107,7 +113,7 @@ class Writer:
         if second:
             self._say("hung twice", "the fallback directory hangs as well; nothing more is written")
             return
-        self._start(f"a write to {self.root} has hung for {HUNG_AFTER_S:g} s", current[0])
+        self._start(f"a write to {self.root} has hung for {hung_after_s:g} s", current[0])
 
     def path_of(self, name: str) -> str:
         """Where a file of this name is or will be."""
@@ -231,10 +237,13 @@ def write_atomically(path: str, data: bytes, mode: int = 0o600) -> None:
 
 
 def append_whole(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Add all of `data` or nothing: what a full disk took of it is cut off again. OSError as the file system gives it."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    """Add all of `data` or nothing: what a full disk took of it is cut off again. OSError as the file system gives it, or for what is no file."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     try:
-        before = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        before = status.st_size
         try:
             _write_all(fd, data)
         except OSError:

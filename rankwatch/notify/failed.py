@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rankwatch import __version__, redact, shown, traces
 from rankwatch.model import PAGING, Incident, RankState, Stack, Status
@@ -19,15 +19,24 @@ JUST_OVER_S = 10.0
 _OVER = re.compile(r"^recovered after [^:]*: ")
 
 
-def failed_block(status: Status, log_tails: Mapping[int, str] | None = None, *, as_json: bool = False) -> str:
+def failed_block(
+    status: Status,
+    log_tails: Mapping[int, str] | None = None,
+    *,
+    said: Mapping[str, str] | None = None,
+    on_screen: Collection[int] = (),
+    as_json: bool = False,
+) -> str:
     """Several lines, culprit first; "" where nothing is known that torchrun has not said.
 
     log_tails: the end of a rank's log, shown where neither a traceback nor a stack of the culprit was caught.
+    said: incident -> the advice that its line has given a moment ago. on_screen: ranks whose stderr comes out here, their tracebacks with it;
+    neither is said again.
     as_json: the same rows as one JSON object on one line.
     """
     tails = log_tails or {}
     incident = first_cause(status)
-    rows = _incident_rows(incident, status, tails) if incident else _exit_rows(status, tails)
+    rows = _incident_rows(incident, status, tails, on_screen, (said or {}).get(incident.id, "")) if incident else _exit_rows(status, tails, on_screen)
     if not rows:
         return ""
     if as_json:
@@ -60,7 +69,7 @@ def _ended_badly(state: RankState) -> bool:
     return state.crash is not None or (state.process is not None and not state.process.alive and state.process.exit_code not in (0, None))
 
 
-def _incident_rows(incident: Incident, status: Status, tails: Mapping[int, str]) -> list[str]:
+def _incident_rows(incident: Incident, status: Status, tails: Mapping[int, str], on_screen: Collection[int], said: str) -> list[str]:
     judged = incident.verdict
     summary = _OVER.sub("", shown.without_countdown(judged.summary))
     rows = [f"{shown.worst(incident).upper()}: {_line(summary) or _line(judged.cause)}"]
@@ -73,19 +82,19 @@ def _incident_rows(incident: Incident, status: Status, tails: Mapping[int, str])
         more = f"; {len(judged.culprit_ranks) - 4} more" if len(judged.culprit_ranks) > 4 else ""
         rows.append(f"culprit: {_line('; '.join(who))}{more}; cause {judged.cause}, domain {judged.domain}")
     if judged.waiting_ranks:
-        group = f" in {judged.group.op} seq {judged.group.seq} of {judged.group.desc or judged.group.name}" if judged.group else ""
+        group = f" in {shown.group_call(judged.group.op, judged.group.seq, judged.group.desc or judged.group.name)}" if judged.group else ""
         rows.append(f"waited: {shown.rank_words(judged.waiting_ranks)}{_line(group)} (victims, whatever torchrun says above)")
     states = status.snapshot.ranks() if status.snapshot else {}
     for rank in judged.culprit_ranks[:2]:
         state = states.get(rank)
-        rows += _last_words(rank, state, incident.stacks.get(rank) or (state.stack if state else None), tails)
-    rows += [f"to do: {_line(text)}" for text in judged.advice[:3]]
+        rows += _last_words(rank, state, incident.stacks.get(rank) or (state.stack if state else None), tails, rank in on_screen, rows[0])
+    rows += [f"to do: {_line(text)}" for text in judged.advice[:3] if text != said]
     if status.job.run_dir:
         rows.append(f"report: {_line(status.job.run_dir)}/incidents/{incident.id}/report.txt")
     return rows
 
 
-def _exit_rows(status: Status, tails: Mapping[int, str]) -> list[str]:
+def _exit_rows(status: Status, tails: Mapping[int, str], on_screen: Collection[int]) -> list[str]:
     """Without an incident: the rank that went first with an error, as the processes tell it."""
     states = status.snapshot.ranks() if status.snapshot else {}
     bad = [state for state in states.values() if _ended_badly(state)]
@@ -94,7 +103,7 @@ def _exit_rows(status: Status, tails: Mapping[int, str]) -> list[str]:
         return []
     code = shown.exit_words(first.process.exit_code) if first.process and not first.process.alive else "an exception"
     rows = [f"FAILED: rank {first.rank} went first, with {code}" + (f"; {shown.plural(len(bad) - 1, 'other rank')} failed after it" if len(bad) > 1 else "")]
-    rows += _last_words(first.rank, first, first.stack, tails)
+    rows += _last_words(first.rank, first, first.stack, tails, first.rank in on_screen)
     if status.job.run_dir:
         rows.append(f"run directory: {_line(status.job.run_dir)}")
     return rows
@@ -104,9 +113,13 @@ def _gone_at(state: RankState) -> float:
     return state.process.exited_at if state.process and state.process.exited_at is not None else float("inf")
 
 
-def _last_words(rank: int, state: RankState | None, stack: Stack | None, tails: Mapping[int, str]) -> list[str]:
-    """The best that is known of a rank's end: its traceback, else its last stack, else the end of its log."""
+def _last_words(rank: int, state: RankState | None, stack: Stack | None, tails: Mapping[int, str], on_screen: bool, told: str = "") -> list[str]:
+    """The best that is known of a rank's end: its traceback, else its last stack, else the end of its log. told: the summary."""
     crash = state.crash if state else None
+    if crash and crash.traceback and on_screen:
+        text = _line(f"{crash.type}: {crash.message}")
+        where = f" at {_line(crash.where)}" if crash.where else ""
+        return [f"exception of rank {rank}: its traceback is above" + ("" if text in told else f"; {_cut(text)}{where}")]
     if crash:
         body = traces.traceback_rows(crash.traceback, MAX_TRACEBACK_LINES) or f"{crash.type}: {crash.message}".splitlines()
         return [f"exception of rank {rank}:", *(f"    {_cut(line)}" for line in body)]

@@ -21,7 +21,7 @@ from rankwatch.model import PAGING, Incident, Status, Straggling, Verdict
 from rankwatch.notify.failed import failed_block
 from rankwatch.shown import TAG
 
-__all__ = ["action", "blind", "done", "failed_block", "notice", "stepping", "verdict", "watching"]
+__all__ = ["action", "blind", "compiles", "done", "failed_block", "notice", "numerics", "stepping", "verdict", "watching"]
 
 CAPABILITIES = ("compile", "ddp", "collectives", "stacks")
 MAX_VALUE = 200
@@ -35,8 +35,11 @@ def watching(status: Status, *, as_json: bool = False) -> str:
     """The first line: what is watched, how well, where to look."""
     job = status.job
     known = job.capabilities
-    words = [f"{name} {known.get(name, 'unknown')}" for name in CAPABILITIES]
-    words += [f"{name} {reason}" for name, reason in known.items() if name not in CAPABILITIES and reason != "ok"]
+    told = {name: known.get(name, "unknown") for name in (*CAPABILITIES, *(name for name, reason in known.items() if reason != "ok"))}
+    alike: dict[str, list[str]] = {}
+    for name, reason in told.items():
+        alike.setdefault(name if reason in ("ok", "unknown") else reason, []).append(name)
+    words = [f"{', '.join(names)}{':' if len(names) > 1 else ''} {told[names[0]]}" for names in alike.values()]
     if as_json:
         fields = {"version": __version__, "world_size": job.world_size, "nnodes": job.nnodes, **{f"can_{name}": reason for name, reason in known.items()}}
         return _json("watching", status, {**fields, "status": job.status_url or "off", "run": job.run_dir})
@@ -67,7 +70,7 @@ def stepping(
     if slowest_rank is not None and slowest_by_s is not None:
         notes.append(f"slowest rank {slowest_rank}, +{_s(slowest_by_s)}")
     ranks = status.job.world_size
-    text = f"{TAG} {'the 1 rank' if ranks == 1 else f'all {ranks} ranks'} stepping"
+    text = f"{TAG} {'the 1 rank' if ranks == 1 else 'both ranks' if ranks == 2 else f'all {ranks} ranks'} stepping"
     text += f" after {_s(after_s)}" if after_s is not None else ""
     text += f" ({'; '.join(notes)})" if notes else ""
     return text + (f"; smallest timeout {_s(timeout_s)}" if timeout_s is not None else "")
@@ -88,8 +91,8 @@ def verdict(incident: Incident, status: Status, report: str = "", repeat: int = 
     return f"{TAG} {shown.utc(at, date=False)} {word.upper()} " + " ".join(f"{key}={quoted(value)}" for key, value in fields.items())
 
 
-_WORDS_FOR_PEOPLE = ("rank", "pid", "for", "waiting", "timeout_in", "lost", "compiling_for", "split", "was", "why")
-_NUMBERS_FOR_PROGRAMS = ("for_s", "compiling_for_s")
+_WORDS_FOR_PEOPLE = ("rank", "pid", "for", "waiting", "timeout_in", "lost", "compiling_for", "split", "was", "why", "late_by")
+_NUMBERS_FOR_PROGRAMS = ("for_s", "compiling_for_s", "late_by_s")
 
 
 def _exact(incident: Incident) -> dict[str, Any]:
@@ -106,15 +109,16 @@ def _exact(incident: Incident) -> dict[str, Any]:
         "timeout_known": judged.timeout_known,
         "lost_rank_s": round(incident.lost_rank_s, 3),
         "was_ranks": sorted(incident.was_ranks)[:MAX_JSON_RANKS],
-        "summary": shown.without_countdown(summary) if incident.closed_at is not None else summary,
+        "summary": shown.past(summary) if incident.closed_at is not None else summary,
     }
 
 
 def _verdict_fields(incident: Incident, status: Status, report: str, repeat: int) -> dict[str, Any]:
     """Both kinds of line are picked from these; numbers where they are numbers."""
     judged, snapshot = incident.verdict, status.snapshot
-    ended_at = incident.closed_at if incident.closed_at is not None else snapshot.now if snapshot else judged.since
-    for_s = max(0.0, ended_at - judged.since)
+    since = shown.since(incident)
+    ended_at = incident.closed_at if incident.closed_at is not None else snapshot.now if snapshot else since
+    for_s = max(0.0, ended_at - since)
     fields: dict[str, Any] = {
         "rank": shown.short_ranks(judged.culprit_ranks),
         "was": shown.short_ranks(incident.was_ranks) if incident.was_ranks != judged.culprit_ranks and incident.closed_at is None else "",
@@ -150,7 +154,9 @@ def _verdict_fields(incident: Incident, status: Status, report: str, repeat: int
         if seen and seen < status.job.world_size:
             fields["note"] = f"{seen} of {status.job.world_size} ranks seen"
         if judged.verdict in PAGING:
-            fields |= {"why": _why(judged), "do": shown.public_line(judged.advice[0]) if judged.advice else ""}
+            fields["why"] = _why(judged)
+        if judged.verdict in PAGING or judged.straggling:
+            fields["do"] = shown.public_line(judged.advice[0]) if judged.advice else ""
     if repeat:
         fields["repeat"] = repeat
     fields["report"] = report or (f"{status.job.run_dir}/incidents/{incident.id}/report.txt" if status.job.run_dir else "")
@@ -161,7 +167,8 @@ def _straggling_fields(found: Straggling) -> dict[str, Any]:
     """By how much a straggler is late, at what share of the collectives, and what that costs."""
     late = f"{1000 * found.late_by_s:.0f}ms" if found.late_by_s < 1 else f"{found.late_by_s:.1f}s"
     about = "" if found.measured else "~"
-    return {"late_by": about + late, "last_at": f"{found.last_ratio:.0%}", "costs": f"{about}{found.rank_s_per_min:.1f}_rank_s_a_min"}
+    numbers = {"costs_rank_s_per_min": round(found.rank_s_per_min, 1)}
+    return {"late_by": about + late, "late_by_s": round(found.late_by_s, 3), "last_at": f"{found.last_ratio:.0%}", **numbers}
 
 
 _SAID_BY_FIELDS = ("not_entered", "compiling", "data_loading", "checkpointing", "external_io", "stopped", "debugger")
@@ -234,21 +241,23 @@ def done(status: Status, *, as_json: bool = False) -> str:
 
 
 def _costs(status: Status, lost_s: float) -> list[str]:
-    """Whom the ranks have waited for and why, costliest first, and before that who failed."""
-    failed = [_what(incident) for incident in (*status.closed_incidents, *status.open_incidents) if shown.worst(incident) == "failed"][:1]
+    """Whom the ranks have waited for and why, costliest first; what has cost nothing to speak of is not told."""
     told = [row for row in status.waiting if not shown.lost_words(row.rank_s, lost_s).startswith("0 ")]
-    parts = [*failed, *(f"{shown.waited_for(row)}{_cost(row.rank_s, lost_s)}" for row in told[:MAX_PARTS])]
+    parts = [f"{shown.waited_for(row)}{_cost(row.rank_s, lost_s)}" for row in told[:MAX_PARTS]]
     if len(told) > MAX_PARTS:
         parts.append(f"{len(told) - MAX_PARTS} more{_cost(sum(row.rank_s for row in told[MAX_PARTS:]), lost_s)}")
     return parts
 
 
 def _incident_costs(everything: Iterable[Incident], lost_s: float) -> list[str]:
-    """The same by incident, where nothing was sampled."""
-    costly = sorted(everything, key=lambda incident: -incident.lost_rank_s)
-    parts = [_what(incident) + _cost(incident.lost_rank_s, lost_s) for incident in costly[:MAX_PARTS]]
+    """The same by incident, where nothing was sampled: several of one rank and reason are one."""
+    costs: dict[str, float] = {}
+    for incident in everything:
+        costs[_what(incident)] = costs.get(_what(incident), 0.0) + incident.lost_rank_s
+    costly = [(what, cost_s) for what, cost_s in sorted(costs.items(), key=lambda item: -item[1]) if _cost(cost_s, lost_s)]
+    parts = [what + _cost(cost_s, lost_s) for what, cost_s in costly[:MAX_PARTS]]
     if len(costly) > MAX_PARTS:
-        parts.append(f"{len(costly) - MAX_PARTS} more{_cost(sum(incident.lost_rank_s for incident in costly[MAX_PARTS:]), lost_s)}")
+        parts.append(f"{len(costly) - MAX_PARTS} more{_cost(sum(cost_s for _, cost_s in costly[MAX_PARTS:]), lost_s)}")
     return parts
 
 
@@ -264,6 +273,24 @@ def notice(text: str, *, as_json: bool = False) -> str:
     if as_json:
         return json.dumps({"rankwatch": __version__, "event": "notice", "text": shown.one_line(text)})
     return f"{TAG} {shown.one_line(text)}"
+
+
+def compiles(kind: str, frame: str, ranks: str, words: str, status: Status, *, as_json: bool = False) -> str:
+    """A fact about torch.compile that slows the job or makes its ranks differ: a recompile limit, graphs split differently, nothing compiled."""
+    fields = {"what": kind, "rank": ranks, "frame": shown.public_line(frame), "why": shown.public_line(words)}
+    if as_json:
+        return _json("compile", status, fields)
+    fields["see"] = f"rankwatch compile {status.job.run_dir}"
+    return f"{TAG} {shown.utc(shown.now_wall(status), date=False)} COMPILE " + " ".join(f"{key}={quoted(value)}" for key, value in fields.items() if value)
+
+
+def numerics(kind: str, ranks: tuple[int, ...], step: int, words: str, status: Status, *, as_json: bool = False) -> str:
+    """Numbers that are wrong, by `--probe numerics`: `NUMERICS rank=3 what=gradient step=120 why="first non-finite gradient norm at step 120 ..."`."""
+    why = shown.public_line(words)
+    if as_json:
+        return _json("numerics", status, {"ranks": sorted(ranks)[:MAX_JSON_RANKS], "what": kind, "step": step, "why": why})
+    fields = {"rank": shown.short_ranks(ranks), "what": kind, "step": step, "why": why}
+    return f"{TAG} {shown.utc(shown.now_wall(status), date=False)} NUMERICS " + " ".join(f"{key}={quoted(value)}" for key, value in fields.items())
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

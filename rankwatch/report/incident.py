@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rankwatch import __version__, redact, shown, traces
 from rankwatch.model import Action, CompileActivity, Crash, Incident, JobSnapshot, RankState, Stack, Status, Straggling, Verdict, WaitedOn
@@ -17,6 +17,7 @@ SCHEMA = 1
 MAX_STACK_CHARS = 200_000
 MAX_TRACEBACK_CHARS = 20_000
 MAX_RANKS_SHOWN = 64
+MAX_CHILDREN = 4
 
 
 def to_json(incident: Incident, status: Status) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
     verdict = incident.verdict
     seen = incident.kept if "as_of" in incident.kept else picture(incident, status)
     end = job_end(incident, status)
-    over = incident.closed_at is not None or end["ended_at"] is not None
+    closed = closed_by(incident, status)
+    over = closed is not None or end["ended_at"] is not None
     crashes = {**seen["crash"], **(_crashes(incident, status.snapshot) if incident.closed_at is None else {})}
     return {
         "schema": SCHEMA,
@@ -41,8 +43,9 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         "since": since_wall(incident, status),
         "opened_at": float(incident.opened_wall_at),
         "updated_at": float(incident.updated_wall_at),
-        "closed_at": number(incident.closed_wall_at),
-        "summary": shown.without_countdown(summary(verdict)) if over else summary(verdict),
+        "closed_at": closed_at(incident, status),
+        "closed_by": closed,
+        "summary": shown.past(summary(verdict)) if over else summary(verdict),
         "advice": lines(verdict.advice),
         "group": _group(verdict.group),
         "timeout_s": number(verdict.timeout_s),
@@ -58,7 +61,7 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
             for group in incident.stack_groups
         ],
         "confidence": verdict.confidence,
-        "evidence": lines(verdict.evidence),
+        "evidence": [shown.past_compile(line) if over else line for line in lines(verdict.evidence)],
         "missing_evidence": lines(verdict.missing_evidence),
         "history": [
             {"at": float(change.at_wall), "verdict": change.verdict, "cause": change.cause, "culprit_ranks": sorted(change.culprit_ranks)}
@@ -68,6 +71,8 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         # beyond the contract: what the reports show besides
         "straggling": _straggling(verdict.straggling),
         "at": seen["at"],
+        "places": {str(rank): shown.one_line(place) for rank, place in verdict.places},
+        "child_stacks": _child_stacks(incident),
         "as_of": float(shown.now_wall(status)),
         "lost_rank_s": number(incident.lost_rank_s) or 0.0,
         "times": incident.times,
@@ -116,6 +121,20 @@ def job_end(incident: Incident, status: Status) -> dict[str, Any]:
         "ending": shown.one_line(status.snapshot.ending) if status.snapshot else "",
         "state": status.state,
     }
+
+
+def closed_by(incident: Incident, status: Status) -> Literal["recovered", "merge", "restart", "job_ended"] | None:
+    """Why it is open no more: healed, part of another one, its processes replaced, or the job has ended with it. None while it is open."""
+    if incident.closed_at is None:
+        return "job_ended" if status.state in ("done", "failed") else None
+    if incident.into:
+        return "merge"
+    return "restart" if (incident.kept.get("job") or {}).get("state") == "restarting" else "recovered"
+
+
+def closed_at(incident: Incident, status: Status) -> float | None:
+    """When, in unix seconds: for one that was still open the end of the job."""
+    return float(shown.now_wall(status)) if closed_by(incident, status) == "job_ended" else number(incident.closed_wall_at)
 
 
 def summary(verdict: Verdict) -> str:
@@ -192,7 +211,7 @@ def groups(status: Status, verdicts: Iterable[Verdict] = ()) -> list[dict[str, A
                 continue
             # members are told apart by their ends and number: comparing 16k lists of 16k ranks would take seconds
             row = found.setdefault((group.name, len(group.ranks), group.ranks[0], group.ranks[-1]), {"group": group, "seqs": {}})
-            if group.name in state.enqueued:
+            if group.name in state.enqueued and not state.mixed.get(group.name):  # lower bounds would seem to be behind
                 row["seqs"][state.rank] = state.enqueued[group.name]
     rows = []
     for (name, *_), row in found.items():
@@ -272,6 +291,20 @@ def compile_row(activity: CompileActivity, status: Status) -> dict[str, Any]:
 def _stacks(incident: Incident) -> dict[str, str | None]:
     ranks = sorted({*incident.stacks, *incident.verdict.culprit_ranks})
     return {str(rank): stack_text(incident.stacks.get(rank)) for rank in ranks if rank >= 0}
+
+
+def _child_stacks(incident: Incident) -> dict[str, list[dict[str, Any]]]:
+    """What the culprits' sampled children do, at most four a rank: {"1": [{"pid": 77, "frames": [...]}]}."""
+    found = {}
+    for rank in sorted(incident.verdict.culprit_ranks)[:MAX_RANKS_SHOWN]:
+        stack = incident.stacks.get(rank)
+        rows = [
+            {"pid": child.pid, "frames": [shown.clean(f"{frame.name} ({frame.file}:{frame.line})") for frame in child.main]}
+            for child in (stack.subprocesses[:MAX_CHILDREN] if stack is not None else ()) if child.main
+        ]  # fmt: skip
+        if rows:
+            found[str(rank)] = rows
+    return found
 
 
 def _crashes(incident: Incident, snapshot: JobSnapshot | None) -> dict[str, Any]:

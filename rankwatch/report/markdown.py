@@ -15,14 +15,14 @@ MAX_STACK_LINES = 40
 def render(doc: Mapping[str, Any]) -> str:
     """Markdown of an incident.json document; text that others wrote can neither format nor link anything."""
     parts = [
-        f"## {escape(text.verdict_words(doc))}: {escape(text.culprit_words(doc))}",
+        f"## {escape(text.verdict_words(doc))}: {escape(text.culprit_words(doc))}" + (f" (incident {escape(doc['id'])})" if doc.get("id") else ""),
         *filter(None, (escape(text.end_words(doc)),)),
         escape(text.summary_words(doc)),
         escape(text.times_words(doc)),
         *((f"Action: {escape(text.action_words(doc))}",) if doc.get("action") else ()),
-        *_list("What to do", doc.get("advice") or ()),
+        *_list("What to do", doc.get("advice") or (), ours=True),
         *_list("Who waited" if text.over(doc) else "Who waits", _waiting(doc)),
-        *_list("Compiling", (f"rank {rank}: {text.compile_words(activity)}" for rank, activity in list((doc.get("compile") or {}).items())[:8])),
+        *_list("Compiling", (f"rank {rank}: {text.compile_words(each, text.over(doc))}" for rank, each in list((doc.get("compile") or {}).items())[:8])),
         *_stacks(doc),
         *_list("Evidence", doc.get("evidence") or ()),
         *_list("Missing evidence", doc.get("missing_evidence") or ()),
@@ -40,12 +40,22 @@ def render(doc: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_IDENTIFIER = re.compile(r"(?<![\w`/.])(?:[\w.-]*/)*[A-Za-z_][\w.]*(?:@[\w.]+)?(?::\d+)?(?::\w+)?(?![\w`])")
+_IDENTIFIER = re.compile(r"(?<![\w`/.])(?:[\w.-]*/)*[A-Za-z_][\w.]*(?:@[\w.]+)?(?::\d+)?(?::[\w.<>]+)?(?![\w`])")
+_GUARD = re.compile(r"(?<=recompiled because: )(.+)$|(?<=recompiled because )(.+)$|(?<=\(recompiled: )(.+?)(?=\)\)|\)$)")
+_OUR_CODE = re.compile(rf"`([^`]+)`|{_GUARD.pattern}")
 
 
-def escape(value: object) -> str:
-    """One line in which nothing is Markdown or HTML; identifiers and places in files as code spans."""
+def escape(value: object, ours: bool = False) -> str:
+    """One line in which nothing is Markdown or HTML; guards, identifiers and places in files as code spans. ours: what it has in backticks as well."""
     line = shown.one_line(value)
+    parts, end = [], 0
+    for found in (_OUR_CODE if ours else _GUARD).finditer(line):
+        parts += [_with_identifiers(line[end : found.start()]), code(found[found.lastindex or 0])]
+        end = found.end()
+    return "".join((*parts, _with_identifiers(line[end:])))
+
+
+def _with_identifiers(line: str) -> str:
     parts, end = [], 0
     for found in _IDENTIFIER.finditer(line):
         word = found[0].rstrip(".:")
@@ -73,15 +83,13 @@ def block(lines: Iterable[str]) -> str:
     return f"{fence}\n{body}\n{fence}"
 
 
-def _list(title: str, rows: Iterable[object]) -> list[str]:
-    body = [f"- {escape(row)}" for row in rows]
+def _list(title: str, rows: Iterable[object], ours: bool = False) -> list[str]:
+    body = [f"- {escape(row, ours)}" for row in rows]
     return [f"**{title}**", "\n".join(body)] if body else []
 
 
 def _waiting(doc: Mapping[str, Any]) -> list[str]:
-    waiting = doc.get("waiting_ranks") or ()
-    group = f" in {text.group_words(doc['group'])}" if doc.get("group") else ""
-    return [f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 160)}{group}"] if waiting else []
+    return list(filter(None, (text.waiting_words(doc),)))
 
 
 def _stacks(doc: Mapping[str, Any]) -> list[str]:
@@ -95,4 +103,6 @@ def _stacks(doc: Mapping[str, Any]) -> list[str]:
             f"**Stack of {'rank' if ranks.isdigit() else 'ranks'} {escape(ranks)}{role}** (innermost first)",
             block(traces.folded(group.get("frames") or ("no Python frame",))[:MAX_STACK_LINES]),
         ]
+    for title, frames in text.child_stacks(doc)[:4]:
+        parts += [f"**Stack of {escape(title)}** (innermost first)", block(traces.folded(frames)[:MAX_STACK_LINES])]
     return parts

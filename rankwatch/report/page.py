@@ -64,7 +64,7 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
         rank_map=the_map(doc),
         clusters=clusters(doc),
         ranks=list((doc.get("ranks") or {}).values())[:16],
-        compile_rows=[(rank, activity, text.compile_words(activity)) for rank, activity in list((doc.get("compile") or {}).items())[:32]],
+        compile_rows=[(rank, activity, text.compile_words(activity, over)) for rank, activity in list((doc.get("compile") or {}).items())[:32]],
         pair=groups[:2] if len(groups) > 1 and groups[0].role == "culprit" else [],
         stack_groups=groups[2:] if len(groups) > 1 and groups[0].role == "culprit" else groups,
         groups_left=max(0, len(doc.get("stack_groups") or ()) - MAX_GROUPS),
@@ -73,7 +73,7 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
         process_groups=doc.get("groups") or [],
         crashes=[(rank, crash, crash_text(crash)) for rank, crash in (doc.get("crash") or {}).items()],
         history=[(shown.utc(c.get("at")), c.get("verdict"), c.get("cause"), shown.short_ranks(c.get("culprit_ranks") or ())) for c in doc.get("history") or ()],
-        closed=shown.utc(doc["closed_at"]) if doc.get("closed_at") is not None else "",
+        closed=shown.utc(doc["closed_at"]) if text.healed(doc) else "",
         ends_recovered=text.ends_recovered(doc),
         run=doc.get("run") or {},
         labels=list(((doc.get("run") or {}).get("labels") or {}).items()),
@@ -92,13 +92,11 @@ def crash_text(crash: Mapping[str, Any]) -> str:
 
 def facts(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The lines under the headline, as (what, value)."""
-    waiting = doc.get("waiting_ranks") or ()
-    group = f" in {text.group_words(doc['group'])}" if doc.get("group") else ""
     rows = [
         ("culprit", text.culprit_words(doc)),
         ("at", str(doc.get("at") or "")),
         ("time", text.times_words(doc)),
-        ("waited" if text.over(doc) else "waiting", f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 160)}{group}" if waiting else ""),
+        ("waited" if text.over(doc) else "waiting", text.waiting_words(doc)),
         ("no report", shown.short_ranks(doc.get("unknown_ranks") or (), 160)),
         ("page", text.page_words(doc)),
         *((("action", text.action_words(doc)),) if doc.get("action") else ()),
@@ -139,7 +137,7 @@ def clusters(doc: Mapping[str, Any]) -> list[tuple[int, str, str, str, str, bool
         found[(True, "culprit", f"culprit: {doc.get('cause') or '?'}", str(doc.get("at") or ""))] = lost
     unseen = [rank for rank in doc.get("waiting_ranks") or () if str(rank) not in rows]
     if unseen:
-        detail = text.group_words(doc["group"]).split(",")[0] if doc.get("group") else ""
+        detail = text.waiting_words(doc).partition(" in ")[2].partition(",")[0]
         found.setdefault((False, "collective_wait", "waiting", detail), []).extend(unseen)
     if doc.get("unknown_ranks"):
         found[(False, "no_report", "no report", "")] = list(doc["unknown_ranks"])

@@ -7,7 +7,7 @@ from typing import Any
 from rankwatch import shown
 from rankwatch.model import PAGING, Status
 from rankwatch.report import html, rank_map, state
-from rankwatch.wire.ranks import expand
+from rankwatch.wire.ranks import MOST_RANKS, expand
 
 PHASE_ORDER = (
     "culprit",
@@ -46,7 +46,7 @@ def render(status: Status, nonce: str = "") -> str:
         badge=gravest or doc["state"],
         paging=gravest in PAGING,
         facts=facts(doc),
-        rank_map=rank_map.build(min(status.job.world_size, 1 << 17), phases, expand(doc["culprits"]), titles),
+        rank_map=rank_map.build(min(status.job.world_size, MOST_RANKS), phases, expand(doc["culprits"]), titles),
         legend=[(phase, len(phases[phase]), shown.short_ranks(phases[phase], 160)) for phase in (*PHASE_ORDER, *phases) if phase in phases][: len(phases)],
         broken=[probe for probe in doc["probes"] if not probe["ok"]],
         problems=[(name, reason) for name, reason in doc["run"]["capabilities"].items() if reason != "ok"],

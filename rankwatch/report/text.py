@@ -46,6 +46,11 @@ def over(doc: Mapping[str, Any]) -> bool:
     return doc.get("closed_at") is not None or job_ended(doc)
 
 
+def healed(doc: Mapping[str, Any]) -> bool:
+    """Whether the trouble has ended, and not only the job with it."""
+    return doc.get("closed_at") is not None and doc.get("closed_by") != "job_ended"
+
+
 def job_ended(doc: Mapping[str, Any]) -> bool:
     """Whether the run, or the attempt that the incident belongs to, has ended."""
     return (doc.get("job") or {}).get("ended_at") is not None
@@ -59,13 +64,13 @@ def end_words(doc: Mapping[str, Any]) -> str:
         return f"torchrun restarted the workers {shown.utc(end.get('ended_at'), date=False)} as attempt {end.get('attempt', '?')}{reason}"
     if end.get("ended_at") is not None:
         return f"the job ended {shown.utc(end['ended_at'], date=False)} with {shown.exit_words(end.get('exit_code'))}{reason}"
-    return f"the job is ending{reason}" if reason and doc.get("closed_at") is None else ""
+    return f"the job is ending{reason}" if reason and not healed(doc) else ""
 
 
 def summary_words(doc: Mapping[str, Any]) -> str:
     """The summary; of a job that has ended with the words that it was so until then."""
     summary = str(doc.get("summary") or "no summary")
-    until = job_ended(doc) and doc.get("closed_at") is None and doc.get("verdict") != "failed"
+    until = job_ended(doc) and not healed(doc) and doc.get("verdict") != "failed"
     return f"until then: {summary}" if until else summary
 
 
@@ -75,17 +80,36 @@ def owner_words(doc: Mapping[str, Any]) -> str:
 
 
 def page_words(doc: Mapping[str, Any]) -> str:
-    """Whether somebody must be woken, and why (not)."""
+    """Whether somebody must be woken, or was, and why (not)."""
     verdict, domain = doc.get("verdict"), doc.get("domain")
-    if doc.get("closed_at") is not None:
-        return "no: it is over"
+    called, end = paged_at(doc), doc.get("job") or {}
+    if healed(doc):
+        return f"yes, {shown.utc(called, date=False)} to {shown.utc(doc['closed_at'], date=False)}; it is over" if called is not None else "no: it is over"
     if verdict == "failed" and domain not in ("node", "network", "storage"):
-        return f"no: a ticket for {owner_words(doc)}"
+        before = f"yes, from {shown.utc(called, date=False)} on; now " if called is not None else "no: "
+        return f"{before}a ticket for {owner_words(doc)}"
     if job_ended(doc):
-        return f"yes: the job has ended, the {domain} may fail the next one" if verdict == "failed" else "no: the job has ended"
+        if verdict == "failed":
+            return f"yes: the job has ended, the {domain} may fail the next one"
+        until = "restart" if end.get("state") == "restarting" else "end of the job"
+        return f"yes, {shown.utc(called, date=False)} to the {until} {shown.utc(end['ended_at'], date=False)}; nothing to do now" if called else _no_page(until)
     if verdict in PAGING:
         return "yes: it does not end by itself"
     return "no: a ticket" if verdict == "straggler" else "no: it may end by itself"
+
+
+def _no_page(until: str) -> str:
+    return "no: the workers were restarted" if until == "restart" else "no: the job has ended"
+
+
+def paged_at(doc: Mapping[str, Any]) -> float | None:
+    """When it first said something that pages; None where it never did. A crash of the job's own code is a ticket."""
+    ticket = doc.get("domain") not in ("node", "network", "storage")
+    pages = (
+        float(change.get("at") or 0.0) for change in doc.get("history") or ()
+        if change.get("verdict") in PAGING and not (change.get("verdict") == "failed" and ticket)
+    )  # fmt: skip
+    return next(pages, None)
 
 
 def action_words(doc: Mapping[str, Any]) -> str:
@@ -96,7 +120,7 @@ def action_words(doc: Mapping[str, Any]) -> str:
 
 def times_words(doc: Mapping[str, Any]) -> str:
     """Since when, how long, until when: the line below the headline."""
-    since, closed, end = doc.get("since"), doc.get("closed_at"), doc.get("job") or {}
+    since, closed, end = doc.get("since"), doc.get("closed_at") if healed(doc) else None, doc.get("job") or {}
     ended = closed if closed is not None else end.get("ended_at")
     until = ended if ended is not None else doc.get("as_of", doc.get("updated_at"))
     parts = [f"since {shown.utc(since)}"]
@@ -150,24 +174,44 @@ def size_words(run: Mapping[str, Any]) -> str:
     return f"{shown.plural(run.get('world_size') or 0, 'rank')} on {shown.plural(run.get('nnodes') or 0, 'node')}"
 
 
+def waiting_words(doc: Mapping[str, Any], limit: int = 160) -> str:
+    """ "3 ranks: 0,2-3 in all_reduce seq 26 of default_pg, [1024, 1024] Float"; "" where nobody waits."""
+    waiting, group = doc.get("waiting_ranks") or (), doc.get("group")
+    if not waiting:
+        return ""
+    where = ""
+    if group and doc.get("straggling"):
+        where = f" at {shown.group_call('', '', str(group.get('desc') or group.get('name') or '?'), repeated=True)}"
+    elif group:
+        where = f" in {group_words(group)}"
+    return f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, limit)}{where}"
+
+
 def group_words(group: Mapping[str, Any]) -> str:
     """ "all_reduce seq 26 of default_pg, [1024, 1024] Float"."""
     sizes = " ".join(map(str, group.get("sizes") or ()))
     dtypes = " ".join(map(str, group.get("dtypes") or ()))
     payload = f", {sizes} {dtypes}".rstrip() if sizes or dtypes else ""
-    return f"{group.get('op', '?')} seq {group.get('seq', '?')} of {group.get('desc') or group.get('name') or '?'}{payload}"
+    return shown.group_call(str(group.get("op", "?")), group.get("seq", "?"), str(group.get("desc") or group.get("name") or "?")) + payload
 
 
-def compile_words(activity: Mapping[str, Any]) -> str:
-    """ "forward@model.py:31 (3/1): inductor for 12 s, 41 s in all, split 2 of 4; recompiled because ..."."""
+def compile_words(activity: Mapping[str, Any], over: bool = False) -> str:
+    """ "forward@model.py:31 (3/1): inductor for 12 s, 41 s in all, split 2 of 4; recompiled because ...".
+
+    over: it runs no more; what is known is that it took so long at least: "...: compiled for 41 s or more, seen last in inductor".
+    """
     text = f"{activity.get('frame') or '?'}"
     if activity.get("compile_id"):
         text += f" ({activity['compile_id']})"
-    text += f": {activity.get('phase', '?')}"
-    if activity.get("phase_s") is not None:
-        text += f" for {shown.duration(activity['phase_s'])}"
-    if activity.get("elapsed_s") is not None:
-        text += f", {shown.duration(activity['elapsed_s'])} in all"
+    if over:
+        took = f" for {shown.duration(activity['elapsed_s'])} or more" if activity.get("elapsed_s") is not None else ""
+        text += f": compiled{took}, seen last in {activity.get('phase', '?')}"
+    else:
+        text += f": {activity.get('phase', '?')}"
+        if activity.get("phase_s") is not None:
+            text += f" for {shown.duration(activity['phase_s'])}"
+        if activity.get("elapsed_s") is not None:
+            text += f", {shown.duration(activity['elapsed_s'])} in all"
     if activity.get("splits"):
         text += f", split {activity.get('split')} of {activity['splits']}"
     return text + (f"; recompiled because {activity['reason']}" if activity.get("reason") else "")
@@ -175,7 +219,7 @@ def compile_words(activity: Mapping[str, Any]) -> str:
 
 def _headline(doc: Mapping[str, Any]) -> str:
     rows = [
-        verdict_words(doc),
+        verdict_words(doc) + (f", incident {doc['id']}" if doc.get("id") else ""),
         *filter(None, (end_words(doc),)),
         *textwrap.wrap(summary_words(doc), WIDTH, break_long_words=False, break_on_hyphens=False),
         "",
@@ -200,11 +244,8 @@ def _bullets(texts: Iterable[Any]) -> list[str]:
 
 
 def _waiting(doc: Mapping[str, Any]) -> list[str]:
-    waiting, unknown = doc.get("waiting_ranks") or (), doc.get("unknown_ranks") or ()
-    rows = []
-    if waiting:
-        group = f" in {group_words(doc['group'])}" if doc.get("group") else ""
-        rows.append(f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, 400)}{group}")
+    unknown = doc.get("unknown_ranks") or ()
+    rows = list(filter(None, (waiting_words(doc, 400),)))
     if doc.get("timeout_s") is not None:
         rows.append(f"timeout of that group: {shown.duration(doc['timeout_s'])}")
     if unknown:
@@ -225,7 +266,7 @@ def _crash(doc: Mapping[str, Any]) -> list[str]:
 
 def _compile(doc: Mapping[str, Any]) -> list[str]:
     table = doc.get("compile") or {}
-    return _bullets(f"rank {rank}: {compile_words(activity)}" for rank, activity in list(table.items())[:MAX_STACKS])
+    return _bullets(f"rank {rank}: {compile_words(activity, over(doc))}" for rank, activity in list(table.items())[:MAX_STACKS])
 
 
 def _stack_groups(doc: Mapping[str, Any]) -> list[str]:
@@ -238,7 +279,15 @@ def _stack_groups(doc: Mapping[str, Any]) -> list[str]:
             f"{'rank' if ranks.isdigit() else 'ranks'} {ranks}{role}",
             *(f"    {frame}" for frame in traces.folded(group.get("frames") or ("no Python frame",))),
         ]
+    for title, frames in child_stacks(doc):
+        rows += ["", title, *(f"    {frame}" for frame in traces.folded(frames))]
     return rows[1:]
+
+
+def child_stacks(doc: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """("child process 77 of rank 1", frames) of what the culprits' children do: data-loader workers, compile workers."""
+    children = doc.get("child_stacks") or {}
+    return [(f"child process {child.get('pid')} of rank {rank}", list(child.get("frames") or ())) for rank, rows in children.items() for child in rows]
 
 
 def _stacks(doc: Mapping[str, Any]) -> list[str]:
@@ -261,7 +310,7 @@ def _groups(doc: Mapping[str, Any]) -> list[str]:
     rows = []
     for group in doc.get("groups") or ():
         low, high = group.get("seq_min"), group.get("seq_max")
-        seq = "seq ?" if low is None else f"seq {low}" if low == high else f"seq {low}-{high}"
+        seq = "issued seq ?" if low is None else f"issued seq {low}" if low == high else f"issued seq {low}-{high}"
         behind = f", behind: {group['behind']}" if group.get("behind") else ""
         timeout = f", timeout {shown.duration(group['timeout_s'])}" if group.get("timeout_s") is not None else ""
         name = f"{group.get('desc', '?')} ({group.get('backend', '?')}) ranks {group.get('ranks', '?')}"
@@ -274,7 +323,7 @@ def _history(doc: Mapping[str, Any]) -> list[str]:
         f"{shown.utc(c.get('at'), date=False)} {c.get('verdict')} ({c.get('cause')}) rank {shown.short_ranks(c.get('culprit_ranks') or ())}"
         for c in doc.get("history") or ()
     ]
-    if doc.get("closed_at") is not None and not ends_recovered(doc):
+    if healed(doc) and not ends_recovered(doc):
         rows.append(f"{shown.utc(doc['closed_at'], date=False)} recovered")
     return rows
 

@@ -70,7 +70,7 @@ class Server:
         self._http: _Listener | None = None
         if not self._off and not self._token and not is_loopback(self._host):
             self.notice = (
-                f"--listen {listen}: other machines can reach this address, and pages with stacks and paths need a token there; "
+                f"--listen {listen}: beyond this machine's own loopback address, pages with stacks and paths need a token; "
                 "listening on 127.0.0.1 only; give a token with --token-file FILE"
             )
             self._host = "127.0.0.1"

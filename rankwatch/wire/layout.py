@@ -22,7 +22,7 @@ import struct
 from zlib import crc32
 
 MAGIC = b"RWSLOT\r\n"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 HEADER = struct.Struct("<8sIIII")  # magic, layout version, slot bytes, rank, attempt
 HEADER_BYTES = 64
 
@@ -52,6 +52,7 @@ _SIZES = {
     "compile": 4096,  # totals since start, see agent/probes/compile.py
     "ddp": 4096,  # last split, see agent/probes/ddp.py
     "cudagraph": 2048,  # totals, see agent/probes/cudagraph.py
+    "numerics": 2048,  # only with --probe numerics, see agent/probes/numerics.py
     **{f"thread_{n}": 1536 for n in range(THREADS)},
 }
 JSON_RECORDS = tuple(name for name in _SIZES if not name.startswith("thread_"))

@@ -46,6 +46,8 @@ PHASE_CODES = {
 }
 JOB_STATE_CODES = {"starting": 0, "running": 1, "stuck": 2, "restarting": 3, "finishing": 4, "done": 5, "failed": 6}
 VERDICTS = ("slow", "stuck", "timeout_imminent", "failed", "diverged", "straggler", "recovered")
+COMPILE_REGIMES = ("not_used", "starting", "failing", "compiled_nothing", "fell_back", "compiles_for_ever", "compiled")
+COMPILE_DIVERGENCES = ("lone_recompile", "different_graph", "different_guard", "different_split", "split_mode", "cache", "failed_alone")
 COMPILE_STAGES = ("dynamo", "aot", "inductor", "triton", "autotune")
 MAX_INCIDENTS = 16
 
@@ -210,8 +212,44 @@ SIGNALS: tuple[Signal, ...] = (
         "Compile cache lookups of the node's ranks.",
         "RankState.compile_totals.cache",
     ),
+    Signal(
+        "rankwatch_recompiles_by_guard_total",
+        "counter",
+        "",
+        ("guard_class",),
+        "default",
+        "N",
+        "Recompiles of the node's ranks by the kind of guard that failed; the texts are in the run directory.",
+        "Status.compile.totals.guards",
+        "trial",
+    ),
+    Signal(
+        "rankwatch_compile_regime", "gauge", "", ("regime",), "default", "J", "1 for what torch.compile does for this job.", "Status.compile.regime", "trial"
+    ),
+    Signal(
+        "rankwatch_compile_divergence",
+        "gauge",
+        "",
+        ("kind",),
+        "default",
+        "J",
+        "Frames, or DDP splits, that ranks of the same program compiled differently.",
+        "Status.compile.divergence",
+        "trial",
+    ),
+    Signal(
+        "rankwatch_compile_waited_rank_seconds_total",
+        "counter",
+        "seconds",
+        (),
+        "default",
+        "J",
+        "Rank-seconds that ranks waited for others to compile.",
+        "Status.compile.totals.waited_rank_s",
+        "trial",
+    ),
     # -- DDPOptimizer
-    Signal("rankwatch_ddp_graph_splits", "gauge", "", _R, "default", "R", "Subgraphs of the last split by DDPOptimizer.", "RankState.ddp.buckets"),
+    Signal("rankwatch_ddp_graph_splits", "gauge", "", _R, "default", "R", "Subgraphs of DDPOptimizer's last split; 1: one bucket.", "RankState.ddp.splits"),
     Signal(
         "rankwatch_ddp_graph_split_hash",
         "gauge",
@@ -247,6 +285,30 @@ SIGNALS: tuple[Signal, ...] = (
     ),
     Signal("rankwatch_cudagraph_skips_total", "counter", "", _R, "default", "R", "Functions that were not captured.", "RankState.cudagraph.skips"),
     Signal("rankwatch_cudagraph_pool_bytes", "gauge", "bytes", _R, "default", "R", "Memory in private graph pools.", "RankState.cudagraph.pool_bytes"),
+    # -- numbers, with --probe numerics
+    Signal(
+        "rankwatch_nonfinite_total",
+        "counter",
+        "",
+        ("rank", "what"),
+        "default",
+        "R",
+        "Losses (log_loss) and gradient norms that were looked at and not finite.",
+        "RankState.numerics",
+        "trial",
+    ),
+    Signal("rankwatch_gradient_norm", "gauge", "", _R, "default", "R", "Last finite gradient norm that was looked at.", "RankState.numerics.grad", "trial"),
+    Signal(
+        "rankwatch_replica_mismatch_ranks",
+        "gauge",
+        "",
+        (),
+        "low",
+        "J",
+        "Ranks whose parameters differed from their DDP replicas' when last compared; all of them where there is no majority.",
+        "Status.numerics.replicas",
+        "trial",
+    ),
     # -- the rank's process
     Signal(
         "rankwatch_process_resident_memory_bytes", "gauge", "bytes", _R, "default", "R", "Resident memory of the rank's process.", "RankState.process.rss_bytes"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import time
 
 from rankwatch.agent import compat, ownership, worker_server
+from rankwatch.agent.clock import clock
 from rankwatch.agent.crash import calling, described
 from rankwatch.agent.groups import Groups
 from rankwatch.agent.guard import Probe, guarded
@@ -172,7 +172,7 @@ class _Membership:
         elsewhere = elsewhere or any(os.environ.get(name, value) != value for name, value in started.items())
         join = {
             "ours": not elsewhere, "rank": _number(asked_rank, "RANK"), "world_size": _number(asked_world, "WORLD_SIZE"), "store": _store(given),
-            "shared": os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and given.get("store") is None, "since_mono_ns": time.monotonic_ns(),
+            "shared": os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and given.get("store") is None, "since_mono_ns": clock.now_ns(),
             "reached": False if self._sees_creation else None,
         }  # fmt: skip
         if elsewhere:  # it may be a world of the job's own; where all are in such a call, it is the job's own mistake
@@ -247,7 +247,7 @@ class _Membership:
         asked_s = compat.seconds_of(given.get("timeout"))
         self._meetings[name] = self._meetings.get(name, 0) + 1
         self._rank.barrier = {
-            "group": name, "calls": self._meetings[name], "inside": True, "since_mono_ns": time.monotonic_ns(),
+            "group": name, "calls": self._meetings[name], "inside": True, "since_mono_ns": clock.now_ns(),
             "timeout_s": asked_s if asked_s is not None else compat.default_timeout_s(self._c10d),  # not the group's own
         }  # fmt: skip
         self._rank.show_stage()

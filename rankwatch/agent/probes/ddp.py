@@ -1,16 +1,19 @@
 """DDPOptimizer: how a compiled DistributedDataParallel forward was split. The `ddp` record:
 
-  status      split | single_bucket | failed | init_failed | not_applied | compiling, of the newest split
+  status      split | single_bucket | failed | init_failed | not_applied, of the newest split; "" where another mode is in force and the model is
+              smaller than a bucket
   compile_id, frame, mode (torch._dynamo.config.optimize_ddp), cap_bytes, first_cap_bytes, seconds, error, reason, wall_ns
   buckets     [{bytes, n_params, first_param, last_param, extended_ops}] in forward order, parameters as Dynamo names them;
               splits: how many there are (the list is shortened when the record is full), bytes: of all
   fingerprint 48 bits as hexadecimal over sizes and parameter counts of the buckets: equal on ranks that were split alike
-  calls, failures, not_applied: totals
+  calls       forwards that were handed to DDPOptimizer, subgraphs: those they were split into, all together: recompiles cost this many compiles
+  failures, not_applied: totals
 
-Event: ddp_split. While it compiles, the thread record says split k of n.
+Event: ddp_split, with the totals. While it compiles, the thread record says split k of n.
 
 Sources (torch 2.9-2.14, torch/_dynamo/backends/distributed.py): `buckets` is set before the subgraphs are compiled; __init__ raises
-AssertionError when bucket_cap_mb is below the first bucket's 1 MiB; an exception of a subgraph's backend goes through compile_fn.
+AssertionError when bucket_cap_mb is below the first bucket's 1 MiB; an exception of a subgraph's backend goes through compile_fn. In mode
+python_reducer no DDP module is ever the active one; a DDP made in that mode sets torch._inductor.config._fuse_ddp_communication.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ def arm(rank: Rank, probe: Probe, backend: Any) -> None:
             class_name, _, method = target.path.partition(".")
             setattr(getattr(backend, class_name), method, wrap(function))
     rank.on_compiled.append(splits.compiled)
+    rank.on_skipped.append(splits.skipped)
     rank.on_claim.append(splits.write)
     probe.report("missing" if len(reasons) == 3 else "armed", "; ".join(reasons))
 
@@ -59,8 +63,10 @@ class Splits:
         self._running: dict[int, list[Any]] = {}  # thread -> [optimizer, subgraphs begun]
         self._multi: dict[str, bool] = {}  # compile id -> it was split into more than one bucket
         self.record: dict[str, Any] = {}
-        self.calls = self.failures = self.not_applied = 0
+        self.calls = self.failures = self.not_applied = self.subgraphs = 0
+        self._was_split = False  # some forward was
         guard = guarded(probe)
+        self.skipped = guard(self.skipped)  # type: ignore[method-assign]
         self._begins, self._ends, self._submod = guard(self._begins), guard(self._ends), guard(self._submod)  # type: ignore[method-assign]
         self._init_failed, self.compiled = guard(self._init_failed), guard(self.compiled)  # type: ignore[method-assign]
 
@@ -100,28 +106,38 @@ class Splits:
 
     def compiled(self, compile_id: str, frame: str) -> None:
         """A frame of the user's was compiled. If DDP's forward runs, is larger than a bucket and was not split, say why."""
-        module = compat.active_ddp(sys.modules.get("torch.nn.parallel.distributed"))
-        if module is None or self._multi.pop(compile_id, False):
-            return
-        cap = int(getattr(module, "bucket_bytes_cap", 0) or 0)
-        size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-        if cap <= 0 or size <= cap:
-            return
         mode = _mode()
-        if mode != "ddp_optimizer":
-            reason = f"torch._dynamo.config.optimize_ddp gives {mode}"
-        else:
-            reason = f"this frame holds one bucket or less of {size} bytes: graph breaks have cut the forward into frames"
-        self.not_applied += 1
-        if self.record.get("status") != "split" or mode != "ddp_optimizer":
-            self._show(status="not_applied", compile_id=compile_id, frame=frame, mode=mode, cap_bytes=cap, reason=reason, param_bytes=size)
-        elif self.record:
-            self.write()
+        module = compat.active_ddp(sys.modules.get("torch.nn.parallel.distributed"))
+        if module is None:
+            if mode == "python_reducer" and self.record.get("mode") != mode and _python_reducer_runs():
+                self._not_applied(compile_id, frame, mode, f"torch._dynamo.config.optimize_ddp gives {mode}", 0, 0)
+            return
+        if self._multi.pop(compile_id, False):
+            return
+        cap, size = _cap_and_size(module)
+        if cap <= 0 or size <= cap:
+            if mode != "ddp_optimizer" and not self.record:
+                self.record = {"status": "", "mode": mode, "cap_bytes": cap, "wall_ns": time_ns()}
+                self.write()
+        elif mode != "ddp_optimizer":
+            self._not_applied(compile_id, frame, mode, f"torch._dynamo.config.optimize_ddp gives {mode}", cap, size)
+        elif not self._was_split:  # else this is a small frame beside the one that was split
+            reason = f"this frame holds one bucket or less of {size} bytes: graph breaks have cut the forward into frames{self._last_break()}"
+            self._not_applied(compile_id, frame, mode, reason, cap, size)
+
+    def skipped(self, compile_id: str, frame: str) -> None:
+        """A frame of the user's is left to Python. If DDP's forward runs and was not split before, what it calls is compiled in smaller frames."""
+        module = compat.active_ddp(sys.modules.get("torch.nn.parallel.distributed"))
+        if module is None or self._was_split or _mode() != "ddp_optimizer":
+            return
+        cap, size = _cap_and_size(module)
+        if 0 < cap < size:
+            self._not_applied(compile_id, frame, "ddp_optimizer", f"a graph break leaves this frame to Python{self._last_break()}", cap, size)
 
     def write(self) -> None:
         """Write the record as it is."""
         if self.record:
-            self.record.update(calls=self.calls, failures=self.failures, not_applied=self.not_applied)
+            self.record.update(self._totals())
             self._rank.slot.write_json("ddp", self.record)
 
     def _begins(self, optimizer: Any) -> None:
@@ -141,6 +157,8 @@ class Splits:
         if len(self._multi) >= _KNOWN_COMPILES:
             self._multi.clear()
         self._multi[live.compile_id] = len(buckets) > 1
+        self._was_split = self._was_split or len(buckets) > 1
+        self.subgraphs += len(buckets)
         self.failures += error is not None
         status = "failed" if error is not None else "split" if len(buckets) > 1 else "single_bucket"
         self._show(
@@ -151,7 +169,7 @@ class Splits:
             cap_bytes=int(getattr(optimizer, "bucket_bytes_cap", 0)),
             first_cap_bytes=int(getattr(optimizer, "first_bucket_cap", 0)),
             seconds=round((monotonic_ns() - started_ns) / 1e9, 4),
-            error=_text(error) if error is None else f"in split {begun} of {len(buckets)}: {_text(error)}",
+            error=f"in split {begun} of {len(buckets)}: {_text(error)}" if error is not None and begun and len(buckets) > 1 else _text(error),
             **_describe(buckets),
         )
         self._rank.threads.split(0, 0)
@@ -159,12 +177,29 @@ class Splits:
     def _init_failed(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
         self.failures += 1
         cap = kwargs.get("bucket_bytes_cap", args[0] if args else 0)
-        self._show(status="init_failed", compile_id="", frame="", mode=_mode(), cap_bytes=int(cap), error=_text(error), **_describe([]))
+        reason = "the bucket cap is below DDPOptimizer's first bucket" if isinstance(error, AssertionError) else ""
+        shared = {"compile_id": "", "frame": "", "mode": _mode(), "cap_bytes": int(cap), "first_cap_bytes": _first_cap(args, kwargs)}
+        self._show(status="init_failed", **shared, reason=reason, error=_text(error), **_describe([]))
+
+    def _not_applied(self, compile_id: str, frame: str, mode: str, reason: str, cap: int, size: int) -> None:
+        """Count it; show it once a reason, not with each of many blocks."""
+        self.not_applied += 1
+        shown = self.record.get("status") == "not_applied" and (self.record["mode"], self.record["reason"]) == (mode, reason)
+        if shown:
+            self.write()
+        else:
+            self._show(status="not_applied", compile_id=compile_id, frame=frame, mode=mode, cap_bytes=cap, reason=reason, param_bytes=size)
+
+    def _last_break(self) -> str:
+        return f" (graph break at {self._rank.last_graph_break})" if self._rank.last_graph_break else ""
+
+    def _totals(self) -> dict[str, int]:
+        return {"calls": self.calls, "failures": self.failures, "not_applied": self.not_applied, "subgraphs": self.subgraphs}
 
     def _show(self, **fields: Any) -> None:
         self.record = {**fields, "wall_ns": time_ns()}
         self.write()
-        self._rank.slot.event("ddp_split", **fields)
+        self._rank.slot.event("ddp_split", **fields, **self._totals())
 
 
 def _describe(buckets: list[Any]) -> dict[str, Any]:
@@ -199,6 +234,24 @@ def _mode() -> str:
     """torch's name of the mode in force; "?" where it cannot be told."""
     get_mode = getattr(sys.modules.get("torch._dynamo.utils"), "get_optimize_ddp_mode", None)
     return str(get_mode()) if get_mode is not None else "?"
+
+
+def _cap_and_size(module: Any) -> tuple[int, int]:
+    """Bucket cap of a DistributedDataParallel module and bytes of its parameters that are trained."""
+    size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    return int(getattr(module, "bucket_bytes_cap", 0) or 0), size
+
+
+def _python_reducer_runs() -> bool:
+    """Whether a DistributedDataParallel was made in mode python_reducer."""
+    return bool(getattr(sys.modules.get("torch._inductor.config"), "_fuse_ddp_communication", False))
+
+
+def _first_cap(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Size of the first bucket, DDPOptimizer's third parameter; torch's default where it was not given."""
+    default = getattr(sys.modules.get("torch.distributed"), "_DEFAULT_FIRST_BUCKET_BYTES", 0)
+    given = kwargs.get("first_bucket_cap", args[2] if len(args) > 2 else None)
+    return int(default if given is None else given)
 
 
 def _text(error: BaseException | None) -> str:

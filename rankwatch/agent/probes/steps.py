@@ -6,11 +6,9 @@ optimizer a parameter, or an optimizer that was made anew count as a person woul
 
 from __future__ import annotations
 
-import os
-from time import monotonic_ns
-
 from rankwatch.agent import compat, public
-from rankwatch.agent.guard import here
+from rankwatch.agent.clock import clock
+from rankwatch.agent.guard import getpid, here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ def arm(rank: Rank, probe: Probe, optimizer_module: Any) -> None:
     steps = Steps(rank, probe)
     public._set_on_step(steps.explicit_step)
     rank.on_claim.append(steps.write)
+    rank.steps_done = lambda: steps.count
     if register is None:
         probe.report("missing", f"{reason}; rankwatch.step() works")
         return
@@ -62,9 +61,9 @@ class Steps:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """An optimizer has finished its step."""
-        if self.explicit or not self._probe.on or os.getpid() != here.pid:
-            return
         try:
+            if self.explicit or not self._probe.on or getpid() != here.pid:
+                return
             identity = id(optimizer)
             if self._stepped and identity not in self._stepped and len(self._stepped) < _ROUND_LIMIT:
                 self._stepped.add(identity)
@@ -76,9 +75,9 @@ class Steps:
 
     def explicit_step(self) -> None:
         """The user's own rankwatch.step()."""
-        if not self._probe.on or os.getpid() != here.pid:
-            return
         try:
+            if not self._probe.on or getpid() != here.pid:
+                return
             if not self.explicit:
                 self.explicit = True
                 self.count = 0
@@ -92,10 +91,10 @@ class Steps:
             last_s = "null" if self._last_s is None else f"{self._last_s:.6f}"
             explicit = "true" if self.explicit else "false"
             payload = f'{{"count":{self.count},"last_mono_ns":{self._last_ns},"last_s":{last_s},"explicit":{explicit}}}'
-            self._rank.slot.put(self._cursor, payload.encode(), monotonic_ns())
+            self._rank.slot.put(self._cursor, payload.encode(), clock.now_ns())
 
     def _count(self) -> None:
-        now_ns = monotonic_ns()
+        now_ns = clock.now_ns()
         self._last_s = (now_ns - self._last_ns) / 1e9 if self._last_ns else None
         self._last_ns = now_ns
         self.count += 1

@@ -16,6 +16,7 @@ from rankwatch.model import PAGING
 START_S = 90.0  # until the fault is planted: on a loaded machine the imports alone may take half a minute
 NAMING_S = 75.0  # from there to the verdict; the slowest rule here takes 35 s
 EVIDENCE_S = 4.0  # for the stacks, which come after the verdict
+TICKETS = ("crashed", "exited")  # of the job's own code: whom that wakes can do nothing before the morning
 
 INTRODUCTION = """\
 rankwatch demo --fault {name}: {help}.
@@ -72,7 +73,10 @@ def expected(fault: Fault) -> str:
     """`STUCK rank=1 cause=not_entered`, as the line on stderr will say it."""
     who = f"rank={','.join(map(str, fault.culprits))}" if fault.culprits else "no rank or rank=1"
     verdict = " or ".join(verdict.upper() for verdict in fault.verdicts)
-    page = "this one pages" if set(fault.verdicts) & set(PAGING) else "nobody is paged" + (", and it recovers" if fault.recovers else "")
+    if set(fault.causes) & set(TICKETS) and "failed" in fault.verdicts:
+        page = "a ticket, nobody is paged" if fault.verdicts == ("failed",) else "failed is a ticket, stuck pages"
+    else:
+        page = "this one pages" if set(fault.verdicts) & set(PAGING) else "nobody is paged" + (", and it recovers" if fault.recovers else "")
     return f"{verdict} {who} cause={' or '.join(fault.causes)} ({page})"
 
 

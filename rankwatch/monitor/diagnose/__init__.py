@@ -1,12 +1,61 @@
 """From one look at the job to verdicts. Pure: no I/O, no clock, no torch; what is remembered travels in State.
 
-frames, stacks      what stacks say                     views, mismatch     one group through all its ranks
-waits, graph        who waits for whom, and the roots   causes, progress    why a rank has not come, whether it moves
-hangs               the verdict on a hang                deaths, aborts       on an end, and on one that gloo brought about
-pairing, lateness, idle   garbage, stragglers, silence     ledger              what waiting has cost
-arrivals, readings, found_waiting   who comes last: times of arrival, how often each is found waiting
-clocks, suspended   gaps, steps, a stopped job         timeouts            when watchdogs fire, and the line that changes it
-wants, words        evidence to fetch, words to say     judge               the order of all this
+Start with judge, then causes (why one rank is not where the others wait for it) and hangs.
+
+the frame
+  judge          one look in, verdicts and wanted evidence out: the order of all this
+  state          what is remembered between two looks
+  scene          what every rule looks at
+  finding        what is found of one rank: cause, place, how long that may last
+  clocks         gaps between looks, clocks that are set, times in recorders
+  timeouts       when the watchdogs fire, and the line that sets a longer timeout
+  wants          which evidence to fetch next
+  words          what people read, and what to do
+
+who waits, and whom for
+  views          one process group through all its ranks: who entered what, who has it done
+  waits          who waits for whom, from collectives and barriers
+  starts         waits in the store: ranks that start, or make a group
+  early          ranks that have joined and wait for some that have not
+  stores         waits in the store outside of any group's
+  graph          from waits to their roots
+  inside         which call of torch.distributed a stack is in, where no recorder tells
+
+why, and how grave
+  hangs          one hang judged: verdict, culprits, words
+  absent         ranks that have not come: who of them is to blame
+  entered        ranks that have come, but to different things, or that are all in
+  causes         why one rank is not where the others wait for it; the order of its tests is the precedence of the causes
+  work           what the stack says of a rank that is elsewhere: loading, saving, a transfer, a debugger, a line of the job
+  known_work     the table of known work: which frame of which library means what
+  progress       whether a suspect gets anywhere
+  messages       absent ranks that wait for a message themselves
+  mismatch       different operations at the same number of a group
+  rhythm         whose turn it was, by the history of a group's calls
+  frames         the line of the user's code in a stack
+  stacks         equal stacks together
+  idle           a job that moves no more with nothing open in any recorder
+  suspended      all ranks stopped at once
+  unhealed       waits that are over without having healed
+
+ends
+  deaths         which rank ended badly first, and which only followed
+  ends           how a rank ended: exit codes, signals, the words of its exception
+  blame          who is named for ranks that ended badly, and in which words
+  victims        ranks that lost a peer, or timed out themselves
+  aborts         a rank that gloo has aborted
+  leavers        a rank that has left its process group and lives on
+  joins          init_process_group that does not come about though nobody is missing
+  unjoined       ranks whose own init_process_group raised something about connections
+  repeats        attempts that end alike, one after another
+
+a job that goes on
+  pairing        different operations paired without hanging: garbage
+  lateness       stragglers
+  arrivals       who came last, and by how much
+  readings       from recorder entries to arrivals
+  found_waiting  lateness by status numbers alone
+  ledger         what waiting costs
 """
 
 from rankwatch.monitor.diagnose.judge import diagnose

@@ -7,18 +7,19 @@ from their recorders or from what they left in their slots when they lost it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rankwatch.model import Collective, Confidence, Group, RankState, WaitedOn
-from rankwatch.monitor.diagnose import mismatch, words
+from rankwatch.model import Collective, Confidence, Group, JobSnapshot, RankState, WaitedOn
+from rankwatch.monitor.diagnose import mismatch, victims, words
 from rankwatch.monitor.diagnose.ends import FATAL, signal_name
 from rankwatch.monitor.diagnose.mismatch import Mismatch
 from rankwatch.monitor.diagnose.state import Death
-from rankwatch.monitor.diagnose.views import label
+from rankwatch.monitor.diagnose.views import label, wall_to_mono
 
 _ROUNDS = 3  # of an order of calls that was kept
 _LONGEST_ORDER = 64
+_LASTS_S = 0.5  # an entry that was open for so long when it was read is one that its rank waits in
 _BEFORE = 3  # so many earlier calls of an operation make a size of it new
 
 
@@ -52,8 +53,10 @@ def told(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> bool:
     return all(ranks[peer].agent != "claimed" or _heard(ranks[peer]) or _gone(ranks[peer]) for peer in peers)
 
 
-def blame(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> Blame | None:
+def blame(dead: Mapping[int, Death], ranks: Mapping[int, RankState], snapshot: JobSnapshot) -> Blame | None:
     """The disagreement that explains these aborts; None when the peers agree, so that the dead are the odd ones, or nothing is known."""
+    died_at = min(death.at for death in dead.values())
+    lost: Blame | None = None
     for group in next(iter(ranks[rank] for rank in dead)).groups:
         calls = {rank: _calls(ranks[rank], group.name) for rank in group.ranks if rank in ranks}
         aborted = tuple(sorted(rank for rank in dead if rank in group.ranks))
@@ -63,24 +66,65 @@ def blame(dead: Mapping[int, Death], ranks: Mapping[int, RankState]) -> Blame | 
         passed = max((max((number for number, entry in calls.get(rank, {}).items() if entry.done), default=0) for rank in aborted), default=0)
         passed = max(passed, *(ranks[rank].completed.get(group.name, 0) for rank in aborted))
         peers = {rank for rank in group.ranks if rank not in dead}
+        told = {rank for rank in peers if rank in ranks and _is_known(ranks[rank], group.name, calls[rank], died_at, snapshot)}
         seqs = range(max(1, passed + 1, reached - 16), reached + 1)
         for seq in seqs:
             here = {rank: found[seq] for rank, found in calls.items() if seq in found}
             found = mismatch.compare(here, strict=True)
-            usual = {rank: mismatch.usual(entry, (each.values() for each in calls.values())) for rank, entry in here.items()}
-            lone = None if found else _lone(here, usual, aborted, calls) or (_of_two(here, usual, aborted, calls) if len(group.ranks) == 2 else None)
+            usual = _usual(here, calls)
+            lone = _lone(here, usual, aborted, calls) if not found and told.issuperset(here) else None
             if found is not None or lone is not None:
                 return _said(group, seq, here, usual, aborted, calls, found, lone, ranks)
+        if len(group.ranks) == 2 and len(peers) == 1 and told == peers and (two := _of_two(seqs, calls, aborted, *peers)) is not None:
+            seq, lone = two
+            here = {rank: calls[rank][seq] for rank in peers}
+            return _said(group, seq, here, _usual(here, calls), aborted, calls, None, lone, ranks)
         # the root of a broadcast may be ahead of the call that all are in
         seq = max((seq for seq in seqs if all(seq in calls.get(peer, {}) for peer in peers)), default=0)
         here = {rank: found[seq] for rank, found in calls.items() if seq in found}
-        if len(here) < 2:
-            continue
         sent = all(map(mismatch.size_bytes, here.values()))  # a barrier sends nothing that could be too long
-        if any(complaint(ranks[rank]) for rank in aborted) or (sent and not _of_its_own(aborted, ranks)):
-            usual = {rank: mismatch.usual(entry, (each.values() for each in calls.values())) for rank, entry in here.items()}
-            return _said(group, seq, here, usual, aborted, calls, None, None, ranks)
-    return None
+        if len(here) >= 2 and told and (any(complaint(ranks[rank]) for rank in aborted) or (sent and not _of_its_own(aborted, ranks))):
+            return _said(group, seq, here, _usual(here, calls), aborted, calls, None, None, ranks)
+        send = all(any(map(mismatch.size_bytes, calls.get(peer, {}).values())) for peer in peers)
+        if lost is None and group.backend == "gloo" and send and not told and not _of_its_own(aborted, ranks):
+            lost = _unheard(group, aborted, peers, ranks)
+    return lost
+
+
+def _usual(here: Mapping[int, Collective], calls: Mapping[int, Mapping[int, Collective]]) -> dict[int, bool]:
+    return {rank: mismatch.usual(entry, (each.values() for each in calls.values())) for rank, entry in here.items()}
+
+
+def _is_known(rank: RankState, group: str, calls: Mapping[int, Collective], died_at: float, snapshot: JobSnapshot) -> bool:
+    """Whether its newest entry is what it called when its peer died: it was read after that, or shows a wait that lasts.
+
+    An entry that is open in an older reading alone says nothing: gloo notes an end later than it comes about.
+    """
+    read = rank.collectives_at
+    if read is None or _heard(rank) or read >= died_at:
+        return read is not None
+    newest = calls[max(calls)] if calls else None
+    if newest is None or newest.done or rank.completed.get(group, 0) >= newest.seq:
+        return False
+    offset_s = next((node.clock_offset_s for node in snapshot.nodes if node.node == rank.node), 0.0)
+    return read - wall_to_mono(snapshot, newest.created_wall_at, offset_s) >= _LASTS_S
+
+
+def _unheard(group: Group, aborted: tuple[int, ...], peers: Iterable[int], ranks: Mapping[int, RankState]) -> Blame | None:
+    """All peers lost it in a collective of theirs, and none has said in which: gloo's abort most likely, over calls that are not known."""
+    crashes = {rank: ranks[rank].crash for rank in peers if rank in ranks}
+    if not crashes or not all(crash is not None and victims.speaks_of_peers(crash) for crash in crashes.values()):
+        return None
+    two = len(group.ranks) == 2
+    culprits = tuple(sorted((*aborted, *crashes))) if two else aborted
+    them, others = words.ranks_text(aborted), words.ranks_text(sorted(crashes))
+    says = f"gloo most likely aborted {them} over a call that differs from what {others} called in {label(group)}"
+    lines = (
+        f"{them} died of SIGABRT: gloo ends the rank whose buffer is smaller than what it is sent",
+        f"{others} lost it in a collective; which one was not read any more",
+        *(("either side may be the wrong one",) if two else ("a failure in native code of its own ends a process alike",)),
+    )
+    return Blame(culprits, (), "partial", says, WaitedOn(group.name, group.desc, group.ranks, "", 0), lines)
 
 
 def _said(
@@ -148,19 +192,25 @@ def _lone(
 
 
 def _of_two(
-    here: Mapping[int, Collective], usual: Mapping[int, bool], aborted: tuple[int, ...], calls: Mapping[int, Mapping[int, Collective]]
-) -> tuple[tuple[int, ...], Confidence] | None:
-    """The only peer calls something usual: in a job that repeats its calls in a fixed order, it is its turn or it is not. Else both may be wrong."""
-    if len(here) != 1 or next(iter(here)) in aborted:
+    seqs: Iterable[int], calls: Mapping[int, Mapping[int, Collective]], aborted: tuple[int, ...], peer: int
+) -> tuple[int, tuple[tuple[int, ...], Confidence]] | None:
+    """The only peer calls something usual: in a job that repeats its calls in a fixed order, it is its turn or it is not. Else both may be wrong.
+
+    (number, who and how sure); None where the peer has called nothing since. It may have gone on to its next call: gloo ends the smaller side alone.
+    """
+    both: tuple[tuple[int, ...], Confidence] = (tuple(sorted((peer, *aborted))), "partial")
+    mine = [calls[peer][seq] for seq in seqs if seq in calls.get(peer, {}) and mismatch.size_bytes(calls[peer][seq])]  # a barrier sends nothing
+    newest = max(calls.get(peer, {}), default=0)
+    known = True
+    for entry in mine:
+        before = {past.seq: mismatch.signature(past) for found in calls.values() for past in found.values() if past.seq < entry.seq}
+        turn = _turn(before, entry.seq) if mismatch.usual(entry, (each.values() for each in calls.values())) else None
+        if turn is not None and turn != mismatch.signature(entry):
+            return entry.seq, ((peer,), "partial")
+        known = known and turn is not None
+    if not mine or mine[-1].seq != newest:
         return None
-    ((rank, entry),) = here.items()
-    if not mismatch.size_bytes(entry):
-        return None  # a barrier sends nothing that is too long
-    before = {past.seq: mismatch.signature(past) for found in calls.values() for past in found.values() if past.seq < entry.seq}
-    turn = _turn(before, entry.seq)
-    if turn is None or not usual[rank]:
-        return tuple(sorted((rank, *aborted))), "partial"
-    return ((rank,), "partial") if turn != mismatch.signature(entry) else (aborted, "partial")
+    return newest, ((aborted, "partial") if known else both)
 
 
 def _turn(before: Mapping[int, tuple[object, ...]], seq: int) -> tuple[object, ...] | None:

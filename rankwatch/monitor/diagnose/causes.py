@@ -6,9 +6,12 @@ import re
 from dataclasses import replace
 
 from rankwatch.model import Domain, Frame, KernelWait, Process, RankState
-from rankwatch.monitor.diagnose import frames
+from rankwatch.monitor.compiles import guards
+from rankwatch.monitor.compiles.cures import guard_cure
+from rankwatch.monitor.diagnose import frames, words
 from rankwatch.monitor.diagnose.ends import dead, first_line
 from rankwatch.monitor.diagnose.finding import Finding
+from rankwatch.monitor.diagnose.progress import telling_beat, waits_for_a_lock
 from rankwatch.monitor.diagnose.state import State, Watch, age
 from rankwatch.monitor.diagnose.work import by_stack, children, fresh_stack
 from rankwatch.monitor.policy import Limits
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_THAW = "Thaw it: echo 0 into cgroup.freeze of its cgroup, or resume the container or the scheduler's job step that was suspended."
+_STACK_COMES_S = 1.0  # after it was asked for
 _FREEZERS = ("do_freezer_trap", "__refrigerator", "get_signal_freeze")
 _DRIVER = re.compile(r"^(nv|os_acquire|rm_|uvm|_?nvidia|amdgpu|kfd|drm|mlx\d|ib_|rdma|bnxt|efa)")
 
@@ -48,15 +53,17 @@ def _by_process(rank: RankState, state: State, now: float, limits: Limits) -> Fi
     if process.exit_code is not None or not process.alive or process.state in ("Z", "X"):
         return dead(rank, state)
     kind, lasted, looks = letter(state, rank.rank, now)
-    stack = rank.stack
-    at = frames.where(stack.main) if stack else ""
     frozen = process.wchan if process.wchan in _FREEZERS and process.state in ("S", "D") else ""
+    held_s = process.main_wait.asleep_s if frozen and process.main_wait else lasted
+    stack = rank.stack if rank.stack is not None and rank.stack.at >= now - held_s - _STACK_COMES_S else None  # an older one shows another place
+    at = frames.where(stack.main) if stack else ""
     if kind == "T" or frozen:
         how = f"its cgroup is frozen ({frozen})" if frozen else "its process is stopped (state T)"
-        asleep = process.main_wait.asleep_s if frozen and process.main_wait else lasted
+        cure = f"{words.FROZEN} {_THAW}" if frozen else f"{words.STOPPED} `kill -CONT {process.pid}` continues it; find out who sent SIGSTOP."
         return Finding(
-            rank.rank, "stopped", "node", how, at, "at_once", ready=asleep >= limits.stopped_s and (bool(frozen) or looks >= limits.agree_polls),
-            evidence=(f"pid {process.pid} has been {'frozen' if frozen else 'in state T'} for {asleep:.0f} s",),
+            rank.rank, "stopped", "node", how, at, "at_once", advice=(cure,),
+            ready=held_s >= limits.stopped_s and (bool(frozen) or looks >= limits.agree_polls) and (bool(at) or held_s >= limits.stack_s + _STACK_COMES_S),
+            evidence=(f"pid {process.pid} has been {'frozen' if frozen else 'in state T'} for {held_s:.0f} s",),
         )  # fmt: skip
     if kind == "t" and lasted >= limits.traced_s:
         by = f"{process.tracer} traces it" if process.tracer else "another process traces it"
@@ -113,17 +120,23 @@ def _compiling(rank: RankState, since: float, watch: Watch | None, state: State,
         text = f"{what} has run for {took:.0f} s, {phase} for {now - activity.phase_since:.0f} s"
         if activity.splits:
             text += f", split {activity.split} of {activity.splits}"
+        if rank.stack is not None and rank.stack.at >= newest and waits_for_a_lock(rank):
+            text += ", it waits for a lock file that another process holds"
         lines = [text]
         if activity.recompile_reason:
             lines.append(f"recompiled because: {first_line(activity.recompile_reason)}")
         if others := state.frame_times.get(activity.frame):
             times = [seconds for other, seconds in others.items() if other != rank.rank]
             if times:
-                lines.append(f"peers took {min(times):.1f} to {max(times):.1f} s for the same frame")
+                least, most = f"{min(times):.1f}", f"{max(times):.1f}"
+                lines.append(f"peers took {least if least == most else f'{least} to {most}'} s for the same frame")
         lines.append(f"last sign of progress {now - max(newest, moved):.0f} s ago" + (f" ({watch.why})" if watch and watch.why else ""))
         lines += children(stack)
         says = text + (f" (recompiled: {first_line(activity.recompile_reason, 90)})" if activity.recompile_reason else "")
-        return Finding(rank.rank, "compiling", "user_code", says, _at_of_frame(activity.frame), "compile", max(newest, moved), tuple(lines))
+        return Finding(
+            rank.rank, "compiling", "user_code", says, _at_of_frame(activity.frame), "compile", max(newest, moved), tuple(lines),
+            advice=_compile_advice(activity.recompile_reason),
+        )  # fmt: skip
     if rank.compile_witness or (seen is not None and seen.kind == "compiling"):
         how = "torch's own wait counters say that a compile is active" if rank.compile_witness else f"its stack is in {seen.frame.short if seen else ''}"
         if rank.probes.get("compile", {}).get("status") == "armed":  # it reports, and nothing is under way: these witnesses are a little old
@@ -140,14 +153,22 @@ def _compiling(rank: RankState, since: float, watch: Watch | None, state: State,
     return None
 
 
+def _compile_advice(reason: str) -> tuple[str, ...]:
+    """What is said of every compile, and what helps against the guard that has made it a recompile."""
+    guard = guards.parse(re.sub(r"\s+# ", "  # ", reason)) if reason else None  # the user's line behind it is set off by two blanks at least
+    cure = guard_cure(guard.kind) if guard is not None else ""
+    return (words.NEAR_TIMEOUT, f"It recompiles because of the guard `{guard.text}`: {cure}.") if guard is not None and cure else ()
+
+
 def _gil(rank: RankState, since: float, state: State, now: float, limits: Limits) -> Finding | None:
     """A Python heartbeat that stopped in a process that runs: native code holds the GIL."""
-    if rank.heartbeat_at is None or rank.process is None or rank.stage != "joined":
+    beat = telling_beat(rank, limits)
+    if beat is None or rank.process is None or rank.stage != "joined":
         return None
-    silent = age(state.pauses, rank.heartbeat_at, now)
+    silent = age(state.pauses, beat, now)
     if silent < limits.gil_stale_s or rank.ping_ok is False:
         return None
-    stack = rank.stack if rank.stack is not None and rank.stack.at >= rank.heartbeat_at else fresh_stack(rank, since)
+    stack = rank.stack if rank.stack is not None and rank.stack.at >= beat else fresh_stack(rank, since)
     owner = next((thread for thread in stack.threads if thread.owns_gil), None) if stack else None
     held: tuple[Frame, ...] = owner.frames if owner else stack.main if stack else ()
     at = frames.where(held)

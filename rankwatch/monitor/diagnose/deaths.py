@@ -141,7 +141,7 @@ def _of_abort(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState
     first = ordered[0]
     if not (snapshot.final or aborts.told(dead, ranks) or snapshot.now - first.seen_at >= _HEAR_PEERS_S):
         return Judged(None, held=True)
-    found = aborts.blame(dead, ranks)
+    found = aborts.blame(dead, ranks, snapshot)
     if found is None:
         judged = blame.first(state, snapshot, ranks, ordered, bad, key)  # of gloo's abort or another: no one can tell
         sure: Confidence = "likely" if judged.verdict is None or judged.verdict.confidence == "certain" else judged.verdict.confidence
@@ -161,7 +161,7 @@ def _of_victims(
     told = [each for each in hung if not each.culprit_ranks or not failed_joins.keys() >= set(each.culprit_ranks)]
     start = min(death.at for death in victims.values())
     mates = {mate for rank in victims for group in ranks[rank].groups for mate in group.ranks}
-    gone = [death for rank, death in deaths.items() if death.code == 0 and (rank in mates or not mates) and death.at <= start + 0.5]
+    gone = [death for rank, death in deaths.items() if death.code == 0 and rank in ranks and (rank in mates or not mates) and death.at <= start + 0.5]
     missed = {death.rank for death in gone}
     told = [each for each in (*told, *state.frozen) if not (each.culprit_ranks and missed.issuperset(each.culprit_ranks))]
     if any({*each.culprit_ranks, *each.waiting_ranks} & set(victims) for each in told) or (state.frozen and not gone):

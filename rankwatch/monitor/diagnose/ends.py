@@ -38,12 +38,18 @@ HANDLER_ADVICE = (
     "Call nothing that waits for other ranks in an except or a finally: log the error, then leave.",
 )
 _UNSAID = Crash("an exception", "")
+_PYTHON_REFUSED = 2  # what Python ends with where it finds no script, and argparse with where it refuses the arguments
 FATAL = "Fatal Python error"  # type of what faulthandler writes when a signal ends the process
 STALE_ADVICE = (
     "torchrun keeps its store over restarts, and the ranks find the addresses of the attempt before in it: start torchrun with "
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, then every attempt gets a store of its own (rank 0 hosts it).",
     "End this attempt: it waits for processes that are gone. torchrun's next restart, or a new job, may get through.",
 )
+_OWN_MEMORY_ADVICE = (
+    "Its memory cgroup was full: raise the job's memory limit (memory.max of the cgroup, --mem, the container's limit), or need less: "
+    "fewer DataLoader workers, a smaller cache.",
+)
+_NODE_MEMORY_ADVICE = ("The host ran out of memory: fewer DataLoader workers, a smaller cache, or more memory for the job.",)
 _UNSEEN_ADVICE = ("Nothing says where: run with PYTHONFAULTHANDLER=1 and torchrun --log-dir/--redirects, then the rank's log holds its Python stack.",)
 _NATIVE_ADVICE = ("Native code ended it: a core dump (ulimit -c unlimited) shows where; SIGBUS is most often a full /dev/shm or a truncated mapped file.",)
 _TRACEBACK_FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
@@ -183,10 +189,12 @@ def dead(rank: RankState, state: State) -> Finding:
         held = (f"it held {process.rss_bytes / 1e9:.1f} GB when it was last looked at",) if process.rss_bytes >= 1e8 else ()
         note = process.oom_note
         if process.oom_killed:
-            whose = "its memory cgroup" if not note or "MEMCG" in note or "emory cgroup" in note else "the node"
+            own = not note or "MEMCG" in note or "emory cgroup" in note
+            whose = "its memory cgroup" if own else "the node"
             return Finding(
                 rank.rank, "oom_killed", "node", f"it was killed by the kernel: {whose} had no memory left", at, "at_once",
                 evidence=(f"exit code {code} (SIGKILL)", note or "the memory cgroup's count of out-of-memory kills rose with it", *held),
+                advice=_OWN_MEMORY_ADVICE if own else _NODE_MEMORY_ADVICE,
             )  # fmt: skip
         missing = () if note else ("who killed it: neither the memory cgroup's count of out-of-memory kills nor the kernel's log could be read",)
         seen = (f"exit code {code} (SIGKILL), no traceback", *((note,) if note else ()), *held)
@@ -194,9 +202,30 @@ def dead(rank: RankState, state: State) -> Finding:
     if name:
         sent = (f"exit code {code} ({name}), no traceback", *_before(printed))
         return Finding(rank.rank, "killed", "scheduler", f"it was killed by {name}", at, "at_once", evidence=sent, advice=_signal_advice(name))
+    if code == _PYTHON_REFUSED and rank.agent in ("silent", "loaded"):
+        return _never_began(rank, at)
+    unseen: tuple[str, ...] = ()
+    if code and rank.agent in ("off", "silent", "loaded"):  # nothing of ours was there to see an exception
+        unseen = (
+            f"The rank ended by itself with exit code {code} before the agent could tell why: the last lines of its log say whether by an exception; "
+            f"else look for sys.exit({code}), os._exit or a program that the script calls.",
+        )
     return Finding(
-        rank.rank, "exited", "user_code", f"it ended with exit code {code}", at, "at_once", evidence=(f"exit code {code}, no exception seen",), exit_code=code
+        rank.rank, "exited", "user_code", f"it ended with exit code {code}", at, "at_once", evidence=(f"exit code {code}, no exception seen",), exit_code=code,
+        advice=unseen,
     )  # fmt: skip
+
+
+def _never_began(rank: RankState, at: str) -> Finding:
+    """Of exit code 2 before torch was imported: of Python, which found no script, or of a script that refuses its arguments."""
+    lines = (f"exit code {_PYTHON_REFUSED} before torch was imported",)
+    if rank.script_problem:
+        says = f"Python could not start the script: {rank.script_problem}"
+        advice = ("Correct the script's path in the torchrun command; a relative path is looked up where torchrun is started.",)
+        return Finding(rank.rank, "exited", "user_code", says, at, "at_once", evidence=lines, exit_code=_PYTHON_REFUSED, advice=advice)
+    advice = ("Python could not start the script, or the script refuses its arguments (argparse ends with 2): the last lines that the rank printed say which.",)
+    says = f"it ended with exit code {_PYTHON_REFUSED} before torch was imported"
+    return Finding(rank.rank, "exited", "user_code", says, at, "at_once", evidence=lines, exit_code=_PYTHON_REFUSED, advice=advice)
 
 
 def raising(rank: RankState) -> Finding:

@@ -31,13 +31,16 @@ def mismatched(wait: Wait, scene: Scene) -> Picture:
         if odd := mismatch.by_habit(found, {rank: mismatch.usual(entry, histories) for rank, entry in at.items()}):
             found = wait.mismatch = replace(found, culprits=odd, majority=True)
             confidence = "likely"
+    by_operation = not found.majority and found.differs == "operation" and wait.kind == "collective"
+    if by_operation and wait.view is not None and (odd := rhythm.odd(wait.view, at, scene.ranks)):
+        found = wait.mismatch = replace(found, culprits=odd, majority=True)
+        confidence = "likely"
     habits = {rank: mismatch.habit(scene.ranks[rank].collectives[-200:], at[rank]) for rank in sorted(at)[:8] if rank in scene.ranks} if len(at) <= 8 else {}
     sides = [f"{words.ranks_text(ranks)} {words.verb(ranks, 'calls', 'call')} {text}" for text, ranks in reversed(found.classes)][:4]
     where = f"#{wait.seq} of {wait.label}" if wait.kind == "collective" else wait.label
     says = (
         f"different {found.differs if found.differs != 'operation' else 'operations'} at {where}: " + ", ".join(sides) + f"; for {scene.age(wait.since):.0f} s"
     )
-    stack = fresh_stack(scene.ranks[found.culprits[0]], wait.since) if found.culprits[0] in scene.ranks else None
     evidence = mismatch.evidence(found, where, habits)
     if wait.view is not None and wait.kind == "collective":
         evidence = (*evidence, *rhythm.turn(wait.view, at, scene.ranks), *rhythm.behind(wait.view, scene))
@@ -46,16 +49,15 @@ def mismatched(wait: Wait, scene: Scene) -> Picture:
         sample = fresh_stack(scene.ranks[rank], wait.since)
         if sample is not None and (line := frames.innermost(sample.main)):
             evidence = (*evidence, f"rank {rank} calls it from {line}")
+    at_, places = words.places(found.culprits, scene.ranks, wait.since)
     told, lines = ends.handled_text(found.culprits, scene.ranks, wait.since, scene.snapshot)
     says, evidence = says + told, (*evidence, *lines)
     sizes = [len(ranks) for _, ranks in found.classes]
     open_ = len(wait.unread) >= max(1, sizes[0] - sizes[1])  # those that are still to be read, on another node, may turn the majority
     complete = (not wait.unread and _decided(found, wait, scene)) or scene.age(wait.since) >= limits_read(scene.limits) * (3 if open_ else 1)
     mark = ("mismatch", found.culprits) if complete else ("mismatch", "reading", scene.now)
-    finding = Finding(found.culprits[0], "mismatch", "user_code", advice=ends.HANDLER_ADVICE if told else ())
-    return Picture(
-        "stuck", "mismatch", "user_code", found.culprits, wait, says, frames.where(stack.main) if stack else "", evidence, (), confidence, mark, finding
-    )
+    finding = Finding(found.culprits[0], "mismatch", "user_code", at=at_, advice=ends.HANDLER_ADVICE if told else ())
+    return Picture("stuck", "mismatch", "user_code", found.culprits, wait, says, at_, evidence, (), confidence, mark, finding, places)
 
 
 def _decided(found: Mismatch, wait: Wait, scene: Scene) -> bool:
@@ -96,7 +98,9 @@ def deadlock(hang: Hang, waits: Sequence[Wait], wait: Wait, scene: Scene) -> Pic
     if len({waits[index].name for index in hang.waits}) == 1 or any(waits[index].starting for index in hang.waits):
         return _other_calls(hang, waits, wait, lines, tuple(evidence), mark, told, scene)
     says = "groups wait for each other: " + "; ".join(lines[:4]) + f"; for {scene.age(wait.since):.0f} s"
-    return Picture("stuck", "group_order_deadlock", "user_code", hang.cycle, wait, says, evidence=tuple(evidence), mark=mark)
+    at, places = words.places(hang.cycle, scene.ranks, wait.since)
+    finding = Finding(hang.cycle[0], "group_order_deadlock", "user_code", at=at)
+    return Picture("stuck", "group_order_deadlock", "user_code", hang.cycle, wait, says, at, tuple(evidence), mark=mark, finding=finding, places=places)
 
 
 def _other_calls(
@@ -108,12 +112,12 @@ def _other_calls(
     sides = sorted((set(each.waiters) for each in crossed), key=len)
     uneven = len(sides) == 2 and len(sides[0]) < len(sides[1]) and not sides[0] & sides[1]
     culprits = tuple(sorted(sides[0])) if uneven else hang.cycle
-    stack = fresh_stack(scene.ranks[culprits[0]], wait.since)
+    at, places = words.places(culprits, scene.ranks, wait.since)
     where = "" if any(waits[index].starting for index in hang.waits) else f" in {wait.label}"
     says = f"different operations{where}: " + (_skipped(culprits, hang, waits) or "; ".join(lines[:4])) + f"; for {scene.age(wait.since):.0f} s{told}"
-    finding = Finding(culprits[0], "mismatch", "user_code", advice=ends.HANDLER_ADVICE if told else ())
+    finding = Finding(culprits[0], "mismatch", "user_code", at=at, advice=ends.HANDLER_ADVICE if told else ())
     return Picture(
-        "stuck", "mismatch", "user_code", culprits, wait, says, frames.where(stack.main) if stack else "", evidence, mark=mark, finding=finding,
+        "stuck", "mismatch", "user_code", culprits, wait, says, at, evidence, mark=mark, finding=finding, places=places,
         confidence="certain" if len(culprits) < len(hang.cycle) else "likely",
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from rankwatch.model import RankState, Verdict, Want
 from rankwatch.monitor.diagnose import frames, inside, stores, words
 from rankwatch.monitor.diagnose.progress import progresses, silent_since
 from rankwatch.monitor.diagnose.scene import Scene
+from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from rankwatch.monitor.diagnose.wants import Asked
 
+_MESSAGES_LOOK_RATIO = 0.25  # of idle_min_s, where ranks wait for messages
+_MESSAGES_TELL_RATIO = 0.5
 _RECORDER_ADVICE = (
     "Compare the ranks' stacks: which of them are in another call than the rest, or in none.",
     "Give torch's flight recorder its buffer back (TORCH_FR_BUFFER_SIZE=2000, the default here): it tells who has not entered what.",
@@ -28,20 +31,35 @@ def mark(ranks: Mapping[int, RankState]) -> tuple[object, ...]:
     """What changes whenever the job does anything that we count."""
     return (
         sum(rank.steps for rank in ranks.values()),
-        sum(sum(rank.enqueued.values()) + sum(rank.completed.values()) for rank in ranks.values()),
+        sum(sum(rank.enqueued.values()) + sum(rank.completed.values()) + sum(rank.mixed.values()) for rank in ranks.values()),
         sum(len(rank.compiling) for rank in ranks.values()),
     )
 
 
+def look_after_s(ranks: Mapping[int, RankState], limits: Limits) -> float:
+    """How long a silence may be before evidence of it is gathered: sooner where it may well be a wait for a message."""
+    return limits.idle_min_s * (_MESSAGES_LOOK_RATIO if any(rank.mixed for rank in ranks.values()) else 1.0)
+
+
 def due(scene: Scene, since: float) -> bool:
-    """Whether the silence is long against the job's own steps, where those are seen."""
-    ranks, limits = scene.ranks, scene.limits
+    """Whether it is time to look at the ranks' stacks."""
+    ranks = scene.ranks
     if len(ranks) < 2 or any(rank.stage != "joined" or rank.compiling for rank in ranks.values()):
         return False
-    if not _steps(scene):
-        return scene.age(since) >= limits.idle_min_s
-    step = median(rank.step_s or 0.0 for rank in ranks.values())
-    return scene.age(since) >= max(limits.idle_min_s, limits.idle_factor * step)
+    return scene.age(since) >= max(look_after_s(ranks, scene.limits), _many_steps_s(scene))
+
+
+def _long(scene: Scene, since: float, talking: int) -> bool:
+    """Whether the silence is long enough to be told, against the job's own steps as well where those are seen. talking: ranks in point-to-point calls.
+
+    Where all ranks are, none is left that could be about to send.
+    """
+    least_s = scene.limits.idle_min_s * (_MESSAGES_TELL_RATIO if talking >= scene.snapshot.world_size else 1.0)
+    return scene.age(since) >= max(least_s, _many_steps_s(scene))
+
+
+def _many_steps_s(scene: Scene) -> float:
+    return scene.limits.idle_factor * median(rank.step_s or 0.0 for rank in scene.ranks.values()) if _steps(scene) else 0.0
 
 
 def _steps(scene: Scene) -> bool:
@@ -91,6 +109,8 @@ def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[
             return [], wanted
         standing.append(number)
     talking = tuple(number for number in standing if frames.in_point_to_point(ranks[number].stack))
+    if not _long(scene, since, len(talking)):
+        return [], wanted
     silent = tuple(number for number in standing if number not in talking)
     held = {number: name for number in standing if (name := stores.seen(ranks[number], since))} if not talking and not graphs else {}
     calls = _calls(scene, standing, since) if not talking and not held and not graphs else {}

@@ -199,7 +199,7 @@ def _watches(
     for rank in in_cycles:  # spinning or idle is all that is asked of a cycle
         old = due.get(rank)
         due[rank] = (old[0] if old else min((wait.since for wait in found if rank in wait.waiters), default=0.0), 2.0)
-    if state.idle_since is not None and now - state.idle_since > limits.idle_min_s / 2 and not found:
+    if state.idle_since is not None and now - state.idle_since > min(limits.idle_min_s / 2, idle.look_after_s(ranks, limits)) and not found:
         for rank in sorted(ranks)[: limits.max_stacks]:
             due.setdefault(rank, (0.0, limits.look_s))
     watches = {}
@@ -255,7 +255,8 @@ def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]
     told = told or next((each.key for each in held if culprits & {*each.culprit_ranks}), None)
     verdict = replace(judged.verdict, key=told) if told is not None else judged.verdict
     verdict = repeats.told(verdict, state)
-    return replace(state, failure=verdict, failure_weak=judged.weak)
+    costs = ledger.explained(state.ledger, verdict) if state.ledger is not None else None
+    return replace(state, failure=verdict, failure_weak=judged.weak, ledger=costs)
 
 
 def _ended(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:

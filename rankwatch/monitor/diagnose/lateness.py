@@ -32,6 +32,7 @@ _SAMPLES = 6  # of a suspect's stack, none of which may show it in a point-to-po
 _SAMPLE_S = 1.5  # between two of them
 _BLIND_S = 15.0  # without a stack for this long there will be none
 _OUTSTANDING = 2.0  # times what any other suspect costs
+_COMPARE = "Compare this rank's input, host and device with the others: it does more work per step, or does the same work slower."
 _STALE_WINDOWS = 6  # without news nobody is charged for the waiting
 
 
@@ -101,6 +102,8 @@ def _observe(late: Lateness, view: View, scene: Scene, entries: readings.Entries
     if compiling or pause >= late.looks.start:
         late = replace(late, looks=found_waiting.restart(late.looks, view, scene.now))
     looks, ended = found_waiting.add(late.looks, view, scene.now, scene.limits)
+    if view.mixed:  # who is found waiting there depends on whose entries were read last
+        looks, ended = Looks(scene.now, first_seq=late.looks.first_seq), False
     late = replace(late, looks=looks)
     if ended and late.told is not None and not _exact(late):
         late = replace(late, misses=0 if looks.culprit == late.told else late.misses + 1)
@@ -201,11 +204,26 @@ def _rivalled(claim: Claim, claims: Iterable[Claim]) -> bool:
 def _sampled(late: Lateness, rank: int, scene: Scene) -> Lateness:
     """With what the newest stack of this suspect shows."""
     if late.suspect != rank:
-        late = replace(late, suspect=rank, suspect_since=scene.now, samples=0, sampled_at=scene.now, talks=False)
+        late = replace(late, suspect=rank, suspect_since=scene.now, samples=0, sampled_at=scene.now, talks=False, places=())
     stack = scene.ranks[rank].stack
     if stack is None or not stack.main or stack.at <= late.sampled_at:
         return late
-    return replace(late, samples=late.samples + 1, sampled_at=stack.at, talks=late.talks or bool(frames.in_point_to_point(stack)))
+    place = "" if frames.blocked(stack) else frames.where(stack.main)
+    places = (*late.places, place)[-_SAMPLES:]
+    return replace(late, samples=late.samples + 1, sampled_at=stack.at, talks=late.talks or bool(frames.in_point_to_point(stack)), places=places)
+
+
+def _place(late: Lateness) -> tuple[str, str]:
+    """("train.py:31:load_batch", "4 of 6 samples ...") of the function that it was found in most often outside of collectives; "" where none stands out."""
+    by_function: dict[tuple[str, str], list[str]] = {}
+    for place in filter(None, late.places):
+        file, _, function = place.split(":", 2) if place.count(":") >= 2 else (place, "", "")
+        by_function.setdefault((file, function), []).append(place)
+    found = max(by_function.values(), key=len, default=[])
+    if len(found) < 2 or 2 * len(found) < len(late.places):
+        return "", ""
+    at = max(found, key=found.count)
+    return at, f"{len(found)} of the newest {len(late.places)} samples of its stack were in {at}"
 
 
 def _cleared(late: Lateness, scene: Scene) -> bool:
@@ -237,6 +255,7 @@ def _verdict(claim: Claim, late: Lateness, view: View, scene: Scene, also: Seque
     cost = claim.cost_ratio if scene.now - news_at < _STALE_WINDOWS * limits.straggler_window_s else 0.0
     per_min = 60.0 * cost * len(others)
     about = "" if claim.measured else "about "
+    at, line = _place(late) if late.suspect == rank else ("", "")
     note = (f"{words.ranks_text(also)} {words.verb(also, 'is', 'are')} late as well: one may wait for another where no recorder sees it",) if also else ()
     return Verdict(
         key="", verdict="straggler", cause="not_entered", domain="unknown", culprit_ranks=(rank,), waiting_ranks=others, since=late.since,
@@ -244,8 +263,9 @@ def _verdict(claim: Claim, late: Lateness, view: View, scene: Scene, also: Seque
         f"{words.ranks_text(others)} {words.verb(others, 'loses', 'lose')} {about}{per_min:.1f} rank-s a minute waiting for it",
         group=WaitedOn(view.group.name, view.group.desc, view.group.ranks, "", 0),
         confidence="partial" if also else "certain" if claim.sure else "likely",
-        advice=("Compare this rank's input, host and device with the others: it does more work per step, or does the same work slower.",),
-        evidence=(*claim.says, *note),
+        at=at,
+        advice=(*((f"Start at {at} on rank {rank}.",) if at else ()), _COMPARE),
+        evidence=(*claim.says, *((line,) if line else ()), *note),
         missing_evidence=claim.lacks,
         straggling=Straggling(claim.late_by_s, claim.last_ratio, cost, per_min, claim.measured),
     )  # fmt: skip

@@ -44,6 +44,7 @@ class Blame:
     seconds: float
     reason: str
     detail: int
+    reasons: Mapping[int, str] = field(default_factory=dict)  # of culprits that are in different places
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def observe(ledger: Ledger, cases: Sequence[Case], found: Sequence[Wait], views:
         reason, detail = _reason(verdict, found[hang.waits[0]].kind, scene.ranks)
         before = old.blamed.get(ruling.culprits) or Blame(0.0, reason, -1)
         better = detail >= before.detail
-        blame = Blame(before.seconds + dt, reason if better else before.reason, detail if better else before.detail)
+        each = {rank: f"{verdict.cause} at {place}" for rank, place in verdict.places} if verdict is not None else {}
+        blame = Blame(before.seconds + dt, reason if better else before.reason, detail if better else before.detail, each or before.reasons)
         others = dict(list(old.blamed.items())[-MAX_BLAMED:])
         pending[trouble.key] = Pending(lost, {**others, ruling.culprits: blame}, frozenset(waiting))
         long.update({**dict.fromkeys(waiting, 0.0), **late})
@@ -107,6 +109,17 @@ def observe(ledger: Ledger, cases: Sequence[Case], found: Sequence[Wait], views:
             _charge_straggler(spent, window)
             windows[place] = Window(scene.now)
     return Ledger(_bounded(spent), pending, windows, beats, scene.now)
+
+
+def explained(ledger: Ledger, failure: Verdict) -> Ledger:
+    """The ledger once it is known of what ranks have ended that others wait for: nobody has said so of this wait before."""
+    culprits, word = failure.culprit_ranks, f"{failure.cause} at {failure.at}" if failure.at else failure.cause
+    pending = {
+        key: replace(each, blamed={**each.blamed, culprits: replace(each.blamed[culprits], reason=word, detail=1)})
+        if culprits in each.blamed and each.blamed[culprits].detail <= 0 else each
+        for key, each in ledger.pending.items()
+    }  # fmt: skip
+    return replace(ledger, pending=pending)
 
 
 def ended(ledger: Ledger) -> Ledger:
@@ -149,7 +162,7 @@ def _reason(verdict: Verdict | None, kind: str, ranks: Mapping[int, RankState]) 
         activity = min(running, key=lambda each: each.started_at, default=None)
         if activity is not None and activity.frame:
             return f"{'recompiling' if activity.recompile_reason else 'compiling'} {activity.frame}", 2
-        return (f"compiling at {verdict.at}", 2) if verdict.at else ("compiling", 1)
+        return f"compiling at {verdict.at}" if verdict.at else "compiling", 1
     word = start if start and verdict.cause in ("store_wait", "not_entered", "unknown") else verdict.cause
     return (f"{word} at {verdict.at}", 2) if verdict.at else (word, 1)
 
@@ -158,7 +171,7 @@ def _charge(spent: dict[Row, float], pending: Pending) -> None:
     culprits, blame = max(pending.blamed.items(), key=lambda item: (item[1].seconds, item[1].detail))
     blamed = culprits if 0 < len(culprits) <= MAX_BLAMED else (NO_RANK,)
     for rank in blamed:
-        row = (rank, blame.reason)
+        row = (rank, blame.reasons.get(rank, blame.reason))
         spent[row] = spent.get(row, 0.0) + pending.rank_s / len(blamed)
 
 

@@ -57,7 +57,7 @@ def look(
         if len(view.members) < 2 or any(member.stale for member in view.members.values()):
             continue
         key = (*view.key, view.group.generation)
-        lead = _lead(view, scene.state.leads.get(key))
+        lead = _lead(view, scene.state.leads.get(key)) if not view.mixed else None
         if lead is not None:
             leads[key] = lead
         if key in proven:

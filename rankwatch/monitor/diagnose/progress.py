@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rankwatch.model import RankState
+from rankwatch.model import RankState, Stack
 from rankwatch.monitor.diagnose.frames import comparable, moved
 from rankwatch.monitor.diagnose.known_work import FILE_BATON, FILELOCK
 from rankwatch.monitor.diagnose.state import Watch
 from rankwatch.monitor.policy import Limits
+from rankwatch.wire.ranks import compress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+_BLOCKS_BYTES = 8192  # seen on ext4
 _LOCK_FILE = re.compile(f"{FILELOCK}|{FILE_BATON}")
 
 
@@ -52,6 +54,7 @@ def observe(watch: Watch | None, rank: RankState, now: float, look_s: float, lim
         return watch
     ratio = max(0.0, cpu - watch.cpu_s) / elapsed
     files = max(io - watch.io_bytes, disk - watch.disk_bytes)  # what is read from storage is read by the process too
+    files -= sum(_asked_bytes(stack) for stack in (rank.stack, rank.earlier_stack) if stack is not None and stack.at > watch.look_at)
     network = net - watch.net_bytes
     watch = replace(watch, look_at=now, cpu_s=cpu, io_bytes=io, disk_bytes=disk, net_bytes=net, looks=watch.looks + 1, busy_ratio=ratio)
     if ratio >= limits.progress_cpu_ratio:
@@ -62,9 +65,48 @@ def observe(watch: Watch | None, rank: RankState, now: float, look_s: float, lim
     return watch
 
 
+def _asked_bytes(stack: Stack) -> int:
+    """What a sample costs that the rank's worker server has taken: it writes the text into a temporary file, by whole blocks, and reads it back."""
+    return 2 * len(stack.text) + _BLOCKS_BYTES if stack.asked else 0
+
+
 def _silent(rank: RankState, now: float, limits: Limits) -> bool:
     """Whether none of its Python threads has run lately."""
-    return rank.heartbeat_at is not None and now - rank.heartbeat_at >= limits.gil_stale_s
+    beat = telling_beat(rank, limits)
+    return beat is not None and now - beat >= limits.gil_stale_s
+
+
+def telling_beat(rank: RankState, limits: Limits) -> float | None:
+    """The last beat, of which the silence since then means that no Python thread runs; None where something shows that Python does run.
+
+    Then it is the thread that has ended or hangs, or its clock that stands: a job may set the clocks of its process.
+    """
+    beat = last_beat(rank)
+    return None if beat is None or _python_runs(rank, beat + limits.gil_stale_s) else beat
+
+
+def _python_runs(rank: RankState, after: float) -> bool:
+    """Whether somebody had the GIL, or nobody wanted it, later than `after`: a step, a phase, samples that differ, or one that shows it free."""
+    if max(rank.last_step_at or 0.0, *(each.phase_since for each in rank.compiling), 0.0) > after:
+        return True
+    stack, earlier = rank.stack, rank.earlier_stack
+    if stack is None or not stack.main or stack.at <= after:
+        return False
+    if earlier is not None and earlier.at > after and comparable(earlier, stack) and moved(earlier, stack):
+        return True
+    return not any(thread.owns_gil or thread.active for thread in stack.threads)
+
+
+def last_beat(rank: RankState) -> float | None:
+    """When a Python thread of it ran for the last time, as far as that tells anything; None where nothing beats.
+
+    The agent's thread is there before the rank has joined: one that has never beaten since has not got the GIL.
+    """
+    if str(rank.probes.get("collectives", {}).get("status", "armed")) != "armed":
+        return None  # it has been switched off: its silence means nothing
+    if rank.heartbeat_at is not None:
+        return rank.heartbeat_at
+    return rank.stage_since if rank.agent == "claimed" and rank.stage == "joined" and rank.stage_since > 0 else None
 
 
 def _stack_taken(watch: Watch, rank: RankState, now: float, look_s: float) -> Watch:
@@ -83,20 +125,25 @@ def with_lock_holders(watches: Mapping[int, Watch], ranks: Mapping[int, RankStat
     found = dict(watches)
     for rank, watch in watches.items():
         mine = {each.frame for each in ranks[rank].compiling if each.frame}
-        if not mine or not _waits_for_a_lock(ranks[rank]):
+        if not mine or not waits_for_a_lock(ranks[rank]):
             continue
         peers = [other for other in watches if other != rank and any(each.frame in mine for each in ranks[other].compiling)]
         moved_at = max((watches[peer].last_progress or 0.0 for peer in peers), default=0.0)
         if moved_at > (watch.last_progress or 0.0):
-            found[rank] = replace(watch, last_progress=moved_at, why="it waits for a lock while a peer compiles the same frame")
+            found[rank] = replace(watch, last_progress=moved_at, why=f"it waits for a lock while {_who(peers)} the same frame")
     return found
 
 
-def _waits_for_a_lock(rank: RankState) -> bool:
+def _who(compiling: Sequence[int]) -> str:
+    return f"rank {compiling[0]} compiles" if len(compiling) == 1 else f"ranks {compress(compiling)} compile"
+
+
+def waits_for_a_lock(rank: RankState) -> bool:
+    """Whether a thread of it waits for a lock file: the main one, or one that builds a kernel while the main one waits for that."""
     wait = rank.process.main_wait if rank.process is not None else None
     if wait is not None and wait.call in ("flock", "fcntl"):
         return True
-    return rank.stack is not None and any(_LOCK_FILE.search(frame.file) for frame in rank.stack.main)
+    return rank.stack is not None and any(_LOCK_FILE.search(frame.file) for thread in rank.stack.threads for frame in thread.frames)
 
 
 def silent_since(watch: Watch | None, since: float) -> float:

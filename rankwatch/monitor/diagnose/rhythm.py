@@ -1,7 +1,8 @@
 """What the history of a group's calls says of a disagreement: whose turn it was, who left something out, who is behind since when.
 
 Training repeats its calls step by step. That a call is not the next in turn is a hint at the odd rank, never the proof: all may leave
-the rhythm for a good reason. So it makes evidence, and names nobody.
+the rhythm for a good reason. So it makes evidence, and names a rank only where no majority does: one that calls what no rank has called
+before, while the other side calls just what is due.
 """
 
 from __future__ import annotations
@@ -26,16 +27,11 @@ _CLEAR_S = 0.005  # a collective this close to the end of a step may belong to e
 
 def turn(view: View, at: Mapping[int, Collective], ranks: Mapping[int, RankState]) -> tuple[str, ...]:
     """Who calls at the frontier what was to be expected there, and what the others call instead. () where the calls do not repeat."""
-    calls = next((found for rank in sorted(at) if (found := _calls(view, ranks[rank])) is not None), None)
-    before = _before(calls, view.frontier) if calls is not None else ()
-    period = _period(before)
-    if calls is None or period is None:
+    due = _due(view, at, ranks)
+    expected = due[0] if due else None
+    if expected is None:
         return ()
-    due = [calls.known.get(before[-period + ahead]) for ahead in range(period)]
-    expected = due[0]
-    if expected is None or 0 in before[-period:]:
-        return ()
-    lines = [f"the calls of {view.label} repeat every {period}; next in turn at #{view.frontier} is {say(expected)}"]
+    lines = [f"the calls of {view.label} repeat every {len(due)}; next in turn at #{view.frontier} is {say(expected)}"]
     sides: dict[str, list[int]] = {}
     for rank, entry in at.items():
         sides.setdefault(_place(kind(entry), due), []).append(rank)
@@ -44,6 +40,33 @@ def turn(view: View, at: Mapping[int, Collective], ranks: Mapping[int, RankState
     for text, side in sides.items():
         lines.append(f"{words.ranks_text(side)} {words.verb(side, 'calls', 'call')} {text}")
     return tuple(lines)
+
+
+def odd(view: View, at: Mapping[int, Collective], ranks: Mapping[int, RankState]) -> tuple[int, ...]:
+    """The ranks whose call breaks a rhythm that all have kept, with something that none has ever called there; () where habit decides nothing."""
+    due = _due(view, at, ranks)
+    expected = due[0] if due else None
+    if expected is None:
+        return ()
+    others = tuple(sorted(rank for rank, entry in at.items() if kind(entry) != expected))
+    if not 0 < len(others) < len(at):
+        return ()
+    known: set[Collective | None] = set()
+    for rank in view.members:
+        calls = _calls(view, ranks[rank])
+        known |= {calls.known.get(number) for number in set(_before(calls, view.frontier, len(calls.kinds)))} if calls is not None else set()
+        known |= {kind(entry) for entry in ranks[rank].collectives if entry.group == view.group.name and entry.seq < view.frontier}
+    return others if known.isdisjoint(kind(at[rank]) for rank in others) else ()
+
+
+def _due(view: View, at: Mapping[int, Collective], ranks: Mapping[int, RankState]) -> list[Collective | None]:
+    """The round of calls that is to be expected from the frontier on; [] where the calls do not repeat, or its first is not known."""
+    calls = next((found for rank in sorted(at) if (found := _calls(view, ranks[rank])) is not None), None)
+    before = _before(calls, view.frontier) if calls is not None else ()
+    period = _period(before)
+    if calls is None or period is None or 0 in before[-period:]:
+        return []
+    return [calls.known.get(before[-period + ahead]) for ahead in range(period)]
 
 
 def behind(view: View, scene: Scene) -> tuple[str, ...]:
@@ -69,10 +92,10 @@ def _calls(view: View, rank: RankState) -> Calls | None:
     return calls if calls is not None and calls.generation == view.members[rank.rank].group.generation and calls.last >= view.frontier - 1 else None
 
 
-def _before(calls: Calls, number: int) -> tuple[int, ...]:
-    """The kinds of the calls up to the one before `number`, at most _MOST."""
+def _before(calls: Calls, number: int, most: int = _MOST) -> tuple[int, ...]:
+    """The kinds of the calls up to the one before `number`, at most so many."""
     end = (number - calls.first) * KIND_BYTES
-    part = calls.kinds[max(0, end - _MOST * KIND_BYTES) : end] if end > 0 else b""
+    part = calls.kinds[max(0, end - most * KIND_BYTES) : end] if end > 0 else b""
     return struct.unpack(f"<{len(part) // KIND_BYTES}I", part)
 
 

@@ -66,3 +66,4 @@ class Picture:
     confidence: Confidence = "certain"
     mark: tuple[object, ...] = ()
     finding: Finding | None = None
+    places: tuple[tuple[int, str], ...] = ()  # of the culprits, where they are not in one place

@@ -149,6 +149,7 @@ class Lateness:
     samples: int = 0
     sampled_at: float = 0.0
     talks: bool = False  # it was found in a point-to-point call
+    places: tuple[str, ...] = ()  # of its newest samples the line of the job, "" inside a collective
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ before it is missing; one with an open entry at or past it waits. A member witho
 
 Status numbers (last enqueued, last completed) and recorder entries are both lower bounds of the truth, taken at different moments:
 the larger one counts. An entry at or below the last completed number is done whatever its flag says (a dropped handle).
+
+In a mixed group (RankState.mixed) a rank that has called more than was read is unsettled: where it is now is not known until its entries are
+read again. It neither waits nor is missing, and has no part in the frontier.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class Member:
     open: Collective | None = None
     entries: dict[int, Collective] = field(default_factory=dict)  # by seq, newest ones
     stale: bool = False  # belongs to an earlier group of this name than the others are in
+    mixed: bool = False
+    unsettled: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -57,6 +62,12 @@ class View:
     frontier: int = 0
     missing: tuple[int, ...] = ()
     waiters: tuple[int, ...] = ()
+    unsettled: tuple[int, ...] = ()
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some numbers here are only as new as the entries that were read."""
+        return any(member.mixed for member in self.members.values())
 
     @property
     def label(self) -> str:
@@ -160,7 +171,8 @@ def _member(state: RankState, group: Group, entries: dict[int, Collective], snap
     done = max(completed if completed is not None else 0, done_by_entries, 0)
     entered = max(enqueued if enqueued is not None else 0, newest, done)
     first = min((seq for seq in opens if seq > done), default=None)
-    return Member(state.rank, group, entered, done, entries[first] if first is not None else None, entries)
+    behind = state.mixed.get(group.name)
+    return Member(state.rank, group, entered, done, entries[first] if first is not None else None, entries, mixed=behind is not None, unsettled=bool(behind))
 
 
 def _reopen(members: dict[int, Member], ranks: dict[int, RankState]) -> None:
@@ -198,19 +210,23 @@ def _find_frontier(view: View, ranks: dict[int, RankState], attempt: int) -> Non
         older = member.group.generation < newest and member.group.created_wall_at > 0 and bool(started)
         member.stale = older and member.group.created_wall_at < min(started) - 2.0
     current = {rank: member for rank, member in view.members.items() if not member.stale}
-    _reopen(current, ranks)
+    unsettled = {rank: member for rank, member in current.items() if member.unsettled}
+    settled = {rank: member for rank, member in current.items() if not member.unsettled}
+    _reopen(settled, ranks)
     others = [rank for rank in view.group.ranks if rank not in current]
     coming = _still_to_come(view, current, others, ranks, attempt)
     view.absent = tuple(rank for rank in others if rank in coming or (rank in ranks and knows_collectives(ranks[rank])))
     view.unknown = tuple(rank for rank in others if rank not in coming and (rank not in ranks or not knows_collectives(ranks[rank])))
-    if not current:
+    view.unsettled = tuple(rank for rank in unsettled if alive(ranks[rank]))
+    if not settled:
         return
-    frontier = min(member.done for member in current.values()) + 1
-    view.waiters = tuple(sorted(rank for rank, member in current.items() if member.waiting and alive(ranks[rank])))
+    frontier = min(member.done for member in settled.values()) + 1
+    view.waiters = tuple(sorted(rank for rank, member in settled.items() if member.waiting and alive(ranks[rank])))
     if not view.waiters:
         return
     if view.absent:
         # who has left counts as having done everything before the others' first open entry
-        frontier = max(frontier, min(current[rank].done for rank in view.waiters) + 1)
+        frontier = max(frontier, min(settled[rank].done for rank in view.waiters) + 1)
     view.frontier = frontier
-    view.missing = tuple(sorted([rank for rank, member in current.items() if member.entered < frontier] + list(view.absent)))
+    ended = {rank: member for rank, member in unsettled.items() if rank not in view.unsettled}  # these call no more
+    view.missing = tuple(sorted([rank for rank, member in {**settled, **ended}.items() if member.entered < frontier] + list(view.absent)))

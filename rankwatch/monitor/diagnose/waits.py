@@ -121,7 +121,7 @@ def collective_waits(
             notice_s=limits.first_notice_s if view.first else limits.notice_s,
         )  # fmt: skip
         told.mismatch = compare(at) if len(at) > 1 else None
-        told.unread = tuple(rank for rank, member in view.members.items() if member.entered >= view.frontier and rank not in at)
+        told.unread = tuple(rank for rank, member in view.members.items() if (member.entered >= view.frontier or rank in view.unsettled) and rank not in at)
         if not told.missing and not told.mismatch:
             _all_in(told, view, at, limits)
             key = ("all in", *told.key)
@@ -140,7 +140,7 @@ def _all_in(wait: Wait, view: View, at: Mapping[int, Collective], limits: Limits
     exchange = all(entry.op in EXCHANGES for entry in at.values())
     # a later number may have completed out of order: only their own entries prove that the others have this one done
     proven = all(rank in at and at[rank].done for rank, member in view.members.items() if not member.stale and member.done >= view.frontier)
-    if len(undone) < len(view.members) and not wait.unknown and exchange and proven:
+    if len(undone) < len(view.members) and not wait.unknown and not view.unsettled and exchange and proven:
         wait.behind, wait.behind_why = undone, "others have completed it"
         return
     started = {rank for rank, entry in at.items() if entry.started}

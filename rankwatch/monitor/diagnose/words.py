@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from rankwatch.model import Cause, JobSnapshot, RankState, WaitedOn
+from rankwatch.monitor.diagnose import frames
 from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.waits import Wait
+from rankwatch.monitor.diagnose.work import fresh_stack
 from rankwatch.wire.ranks import compress
 
 TYPE_CHECKING = False
@@ -72,10 +74,24 @@ def tail(waiting: tuple[int, ...], timeout_left_s: float | None) -> str:
     return text + (f"; the group's timeout comes in {timeout_left_s:.0f} s" if timeout_left_s > 0 else "; the group's timeout has passed")
 
 
+MAX_PLACES = 8
+_MOVES = "Nothing is broken while it moves. "
+NEAR_TIMEOUT = f"{_MOVES}Near the timeout: raise init_process_group(timeout=...) or warm the compile cache on all ranks before training."
+STOPPED, FROZEN = "The process was stopped by a signal.", "Its cgroup is frozen."
+_WHILE_OPEN = (STOPPED, FROZEN, "Continue or detach the debugger")
+
+
+def places(culprits: Sequence[int], ranks: Mapping[int, RankState], since: float) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """(the one line of the job that all culprits are in, ()), or ("", each one's) where they are in different ones. Of stacks since `since`."""
+    stacks = {rank: fresh_stack(ranks[rank], since) for rank in culprits[:MAX_PLACES] if rank in ranks}
+    found = tuple((rank, at) for rank, stack in stacks.items() if stack is not None and (at := frames.where(stack.main)))
+    return (found[0][1] if found else "", ()) if len({at for _, at in found}) <= 1 else ("", found)
+
+
 _ADVICE: dict[Cause, tuple[str, ...]] = {
     "compiling": (
-        "Nothing is broken while it moves. Near the timeout: raise init_process_group(timeout=...) or warm the compile cache on all ranks before training.",
-        "Compiles of one rank alone come from its own input shapes: pad or bucket them, or mark the dimension with torch._dynamo.mark_dynamic.",
+        NEAR_TIMEOUT,
+        "A rank that compiles alone has come to other code or other inputs than its peers: let every rank run each variant once before the loop.",
     ),
     "not_entered": (
         "Look at the line named in `at`: the rank is there instead of in the collective. It must come back, or every rank must take that branch.",
@@ -94,9 +110,9 @@ _ADVICE: dict[Cause, tuple[str, ...]] = {
     "killed": (
         "SIGKILL without our doing is most often the out-of-memory killer: see `dmesg -T | grep -i oom`, memory.events of the cgroup, or the scheduler's log.",
     ),
-    "oom_killed": ("The host ran out of memory: fewer DataLoader workers, a smaller cache, or more memory for the job.",),
+    "oom_killed": ("Its memory ran out: fewer DataLoader workers, a smaller cache, or more memory for the job.",),
     "crashed": ("Fix the error of this rank first; what the other ranks raised are consequences.",),
-    "stopped": ("The process was stopped by a signal. `kill -CONT PID` continues it; find out who sent SIGSTOP.",),
+    "stopped": (f"{STOPPED} `kill -CONT` continues it; find out who sent SIGSTOP.",),
     "gil_held": (
         "A native call keeps the GIL. Release it there (Py_BEGIN_ALLOW_THREADS, py::gil_scoped_release), or run the call in a child process.",
         "A full garbage collection can do the same for a while: gc.freeze() after start-up, or gc.disable() with collection at the same step on every rank.",
@@ -125,9 +141,18 @@ _ADVICE: dict[Cause, tuple[str, ...]] = {
 }
 
 
-def advice(cause: Cause, finding: Finding | None = None) -> tuple[str, ...]:
-    """Concrete next steps; the line of code first, where it is known."""
+def afterwards(advice: Iterable[str]) -> tuple[str, ...]:
+    """Next steps once it is over: without what was to be done, or to be waited for, while it lasted."""
+    return tuple(line.removeprefix(_MOVES) if line.startswith(_MOVES) else line for line in advice if not line.startswith(_WHILE_OPEN))
+
+
+def advice(cause: Cause, finding: Finding | None = None, at: Sequence[tuple[int, str]] = ()) -> tuple[str, ...]:
+    """Concrete next steps; the line of code first, where it is known. at: (rank, line) of culprits that are in different places."""
     lines = (finding.advice if finding is not None else ()) or _ADVICE[cause]
+    if finding is not None and not finding.advice and cause in ("mismatch", "group_order_deadlock") and (at or finding.at):
+        where = ", ".join(f"{place} on rank {rank}" for rank, place in at) or finding.at
+        line = lines[0].replace("Compare the call sites", f"Compare the call sites, first {where}").replace("every rank.", f"every rank: see {where}.")
+        return (line, *lines[1:])
     if finding is not None and cause == "exited" and finding.exit_code and not finding.advice:
         lines = (
             f"The rank ended by itself with exit code {finding.exit_code} and left no exception: look for sys.exit({finding.exit_code}), os._exit or a library "

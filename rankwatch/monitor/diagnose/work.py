@@ -30,6 +30,8 @@ def by_stack(rank: RankState, since: float, state: State, now: float) -> Finding
     """The finding for a rank of which only its stack can tell why it is not there."""
     stack = fresh_stack(rank, since)
     watch = state.watches.get(rank.rank)
+    if rank.stage == "exiting" and not (stack is not None and frames.user_frames(stack.main)) and not frames.at_the_end(stack):
+        return _shutting_down(rank, stack, watch, now)
     if stack is None:
         return _unread(rank, watch, now)
     at = frames.where(stack.main)
@@ -52,6 +54,21 @@ def by_stack(rank: RankState, since: float, state: State, now: float) -> Finding
     if phase is not None and found.cause in ("not_entered", "data_loading", "external_io") and found.says:
         found = replace(found, says=f"{found.says}, while it evaluates", evidence=(*found.evidence, f"it evaluates: {phase.short} is on its stack"))
     return found
+
+
+def _shutting_down(rank: RankState, stack: Stack | None, watch: Watch | None, now: float) -> Finding:
+    """Its script is over, and no line of the job runs any more: what Python and torch do at an end has no Python frame, or only library ones."""
+    where = f" (in {here})" if stack is not None and (here := frames.innermost(stack.main)) else ""
+    lines = [f"its script has ended: {rank.crash.type}" if rank.crash is not None else "its script has ended, by sys.exit or at its last line"]
+    return Finding(
+        rank.rank, "not_entered", "user_code", f"its script has ended and the interpreter is shutting down{where}",
+        evidence=(*lines, *_progress(stack, watch, now), *_threads(stack)) if stack is not None else (*lines, *_progress(stack, watch, now)),
+        confidence="likely",
+        advice=(
+            "The rank has left its script while others still need it: check for an early return or sys.exit.",
+            "What runs at its end takes long or hangs: atexit handlers, threads that are no daemons, torch's own clean-up.",
+        ),
+    )  # fmt: skip
 
 
 def _unread(rank: RankState, watch: Watch | None, now: float) -> Finding:
@@ -86,7 +103,10 @@ def _known(seen: Recognised, stack: Stack, thread: Thread | None, plain: Finding
             domain = "network"
         says = f"it makes its next batch itself, in {at}" if seen.own and at else f"it {seen.does} in {place}"
         evidence = (*plain.evidence, *children(stack), *_dead_children(process))
-        return replace(plain, cause="data_loading", domain=domain, says=says, limit="pause", evidence=evidence)
+        worker, there = _busy_worker(stack) if not seen.own else (None, "")
+        if worker is not None:
+            says += f", and its worker {worker.pid} is in {there}"
+        return replace(plain, cause="data_loading", domain=domain, says=says, at=there or at, limit="pause", evidence=evidence)
     if seen.kind == "checkpointing":
         return replace(sure, cause="checkpointing", domain=seen.domain, says=f"it {seen.does} in {place}", limit="io")
     if seen.kind == "external_io":
@@ -153,6 +173,12 @@ def _worker(stack: Stack, wait: Frame) -> tuple[Thread | None, Recognised | None
     if len({seen.kind if seen else frames.where(thread.frames) for thread, seen in found}) != 1:
         return None, None
     return found[0]
+
+
+def _busy_worker(stack: Stack) -> tuple[Stack | None, str]:
+    """The data-loader worker that is in a line of the job, and that line; nothing where several are in different ones."""
+    found = [(child, at) for child in stack.subprocesses if (at := frames.where(child.main))]
+    return found[0] if len({at for _, at in found}) == 1 else (None, "")
 
 
 def children(stack: Stack | None) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ def average(gradient: torch.Tensor) -> None:
 
 
 def group_order_deadlock() -> None:
-    data_parallel, tensor_parallel = dist.new_group(), dist.new_group()
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    data_parallel, tensor_parallel = dist.new_group(timeout=timeout), dist.new_group(timeout=timeout)
     train(2)
     if RANK == 0:
         planted()

@@ -1,0 +1,297 @@
+"""Finished compiles: the totals (the `compile` record, described in probes/compile.py) and the events compile_end and recompile_limit."""
+
+from __future__ import annotations
+
+import os
+from time import time_ns
+
+from rankwatch.agent.compiling.asked import Asked
+from rankwatch.agent.compiling.breaks import Breaks
+from rankwatch.agent.compiling.live import LiveCompiles
+from rankwatch.agent.compiling.names import digest, fingerprint, frame_name, ordinal
+from rankwatch.agent.compiling.texts import Texts
+from rankwatch.agent.compiling.work import Work
+from rankwatch.agent.guard import guarded
+from rankwatch.agent.sources import is_torch_or_stdlib
+from rankwatch.agent.threads import clean
+from rankwatch.wire.phases import PHASES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rankwatch.agent.guard import Probe
+    from rankwatch.agent.rank import Rank
+    from rankwatch.agent.threads import LiveThread
+
+_KNOWN_FRAMES = 1024
+_SHOWN_FRAMES = 8
+_LIMITED_FRAMES = 16
+_REASON_BYTES = 300
+_PHASE_LEAST_NS = 1_000_000
+_LIMIT_REASON = "Dynamo recompile limit exceeded"
+_SECONDS = {
+    "dynamo": "dynamo_cumulative_compile_time_us",
+    "aot": "aot_autograd_cumulative_compile_time_us",
+    "inductor": "inductor_cumulative_compile_time_us",
+    "triton": "triton_compile_time_us",
+    "autotune": "runtime_triton_autotune_time_us",
+}
+_WORST = ("hit", "disabled", "bypass", "miss")
+_CACHE_EVENTS = {f"{prefix}_{result}": (layer, result) for prefix, layer in (("fx_graph_cache", "fx"), ("autograd_cache", "aot")) for result in _WORST}
+
+
+class Compiles:
+    """Everything that the compile probe knows of this process."""
+
+    def __init__(self, rank: Rank, probe: Probe, utils: Any) -> None:
+        self._rank, self._probe, self._utils = rank, probe, utils
+        self.live = LiveCompiles(probe, rank.threads, utils)
+        self.asked = Asked(probe, utils, self.write)
+        self.work = Work(probe, rank.threads)
+        self._texts = Texts(rank.slot)
+        self._breaks = Breaks(rank.slot, self._texts, utils)
+        guard = guarded(probe)
+        self.beat, self.last_words = guard(self.beat), guard(self.last_words)  # type: ignore[method-assign]
+        self.by_frame: dict[str, list[Any]] = {}
+        self._longest: dict[str, list[Any]] = {}  # the _SHOWN_FRAMES entries of by_frame with most seconds
+        self.totals: dict[str, Any] = {
+            "frames": 0,
+            "library": 0,
+            "backward": 0,
+            "runtime": 0,
+            "recompiles": 0,
+            "failures": 0,
+            "skipped": 0,
+            "graphs": 0,
+            "kernels_done": 0,
+            "graph_breaks": 0,
+            "last_break": "",
+            "limit_hits": 0,
+            "limited": [],
+            "limit": None,
+            "seconds": dict.fromkeys(_SECONDS, 0.0),
+            "phases": {},
+            "last_reason": "",
+            "cache": {},
+            "by_frame": {},
+            "last": None,
+            "texts_dropped": 0,
+        }
+
+    def wrap_finished(self, previous: Any) -> Any:
+        """The hook of every finished compile: forward, backward and run-time batches."""
+        finished = guarded(self._probe)(self.finished)
+
+        def log_compilation_event(metrics: Any) -> Any:
+            finished(metrics)
+            return previous(metrics)
+
+        return log_compilation_event
+
+    def finished(self, metrics: Any) -> None:
+        """Count a CompilationMetrics and write the event."""
+        compile_id = str(getattr(metrics, "compile_id", None) or "")
+        kind = "runtime" if getattr(metrics, "is_runtime", False) else "backward" if getattr(metrics, "is_forward", True) is False else "forward"
+        name, file = getattr(metrics, "co_name", None), getattr(metrics, "co_filename", None)
+        frame = frame_name(name, file or "?", getattr(metrics, "co_firstlineno", None) or 0) if name else self.live.frames.get(compile_id, "")
+        live, started_ns, own_ns = self.live.take(compile_id)
+        fail_reason = getattr(metrics, "fail_reason", None) or ""
+        fail_type = getattr(metrics, "fail_type", None)
+        seconds = (getattr(metrics, "duration_us", None) or 0) / 1e6
+        operations = getattr(metrics, "graph_op_count", None) or 0
+        outcome = _outcome(fail_type, fail_reason, live.one_graph and bool(started_ns))
+        library = kind == "forward" and bool(file) and not operations and outcome in ("", "skipped") and is_torch_or_stdlib(str(file))
+        mark = fingerprint(metrics) if kind == "forward" and operations else ""
+        self._count(metrics, kind, frame, seconds, library, outcome, mark)
+        reason, recompile_key = self._recompile_reason(metrics, live if started_ns else None, compile_id, frame)
+        if reason:
+            self.totals["last_reason"] = reason
+        self.totals["last"] = {
+            "compile_id": compile_id,
+            "frame": frame,
+            "kind": kind,
+            "seconds": round(seconds, 3),
+            "ok": not fail_reason,
+            "recompile_reason": reason,
+            "wall_ns": time_ns(),
+        }
+        self._breaks.read(frame, compile_id)
+        if outcome == "skipped":
+            self._breaks.skipped(metrics, frame, compile_id)
+        self._rank.last_graph_break = self._breaks.last
+        shared = {"compile_id": compile_id, "frame": frame, "recompile_key": recompile_key, "step": self._rank.steps_done()}
+        if outcome == "limit":
+            self._limit_hit(frame, fail_reason, reason, shared)
+        elif not library:
+            shown = clean(_first_words(fail_reason), _REASON_BYTES)
+            self._rank.slot.event(
+                "compile_end",
+                **shared,
+                compile_kind=kind,
+                library=False,
+                started_mono_ns=started_ns,
+                duration_s=round(seconds, 4),
+                phases={PHASES[n]: round(spent / 1e9, 3) for n, spent in enumerate(own_ns) if spent > _PHASE_LEAST_NS},
+                ok=not fail_reason,
+                fail_type=fail_type,
+                fail_reason=shown,
+                fail_at=_fail_at(metrics, frame) if outcome == "failures" else "",
+                fail_key=self._texts.add("failure", fail_reason, shown, compile_id, frame) if outcome == "failures" else "",
+                recompile_reason=reason,
+                cache_size=getattr(metrics, "cache_size", None),
+                accumulated_cache_size=getattr(metrics, "accumulated_cache_size", None),
+                limit=self._config("recompile_limit"),
+                graph_ops=operations,
+                graph_nodes=getattr(metrics, "graph_node_count", None),
+                graph_inputs=getattr(metrics, "graph_input_count", None),
+                guards=getattr(metrics, "guard_count", None),
+                fingerprint=mark,
+                kernels=live.kernels if started_ns else 0,
+                cache=dict(live.cache) if started_ns else {},
+                bypass_reason=live.bypass_reason if started_ns else "",
+                times={name: round((getattr(metrics, field, None) or 0) / 1e6, 4) for name, field in _SECONDS.items() if getattr(metrics, field, None)},
+                cudagraph_skip_reason=clean(getattr(metrics, "cudagraph_skip_reason", None) or "", 200),
+            )
+        if started_ns:  # what comes after in the same root belongs to no compile
+            live.cache, live.kernels, live.bypass_reason = {}, 0, ""
+        self.write()
+        self._texts.send()
+        if kind == "forward" and not library and operations:
+            for tell in self._rank.on_compiled:
+                tell(compile_id, frame)
+        elif outcome == "skipped" and not library:
+            for tell in self._rank.on_skipped:
+                tell(compile_id, frame)
+
+    def write(self) -> None:
+        """Write the totals."""
+        totals = self.totals
+        longest = sorted(self._longest.items(), key=lambda item: -item[1][1])
+        totals["by_frame"] = {frame: [count, round(seconds, 3), mark, size] for frame, (count, seconds, mark, size) in longest}
+        totals["phases"] = {name: round(spent / 1e9, 3) for name, spent in zip(PHASES, self.live.spent_ns) if spent}  # noqa: B905 - same length
+        totals["graph_breaks"], totals["last_break"] = self._breaks.count, self._breaks.last
+        totals["kernels_done"], totals["texts_dropped"] = self.work.kernels_done, self._texts.dropped
+        totals["limit"] = self._config("recompile_limit")
+        totals.update(self.asked.fields())
+        self._rank.slot.write_json("compile", totals)
+
+    def beat(self) -> None:
+        """Twice a second: what changes without a compile, and texts that wait."""
+        self.asked.look()
+        self._texts.send()
+
+    def last_words(self) -> None:
+        """At the end of the process."""
+        self._texts.send(at_the_end=True)
+
+    def wrap_instant(self, log_instant: Any) -> Any:
+        """The method through which torch reports each look into a compile cache."""
+        seen = guarded(self._probe)(self._cache_event)
+
+        def log_instant_event(logger: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
+            if event_name in _CACHE_EVENTS:
+                seen(event_name, kwargs.get("metadata", args[1] if len(args) > 1 else None))
+            return log_instant(logger, event_name, *args, **kwargs)
+
+        log_instant_event.__wrapped__ = log_instant  # type: ignore[attr-defined]
+        return log_instant_event
+
+    def _cache_event(self, event_name: str, metadata: Any) -> None:
+        """Count a look; of several in one compile the worst one is the compile's."""
+        layer, result = _CACHE_EVENTS[event_name]
+        counts = self.totals["cache"].setdefault(layer, {})
+        counts[result] = counts.get(result, 0) + 1
+        live = self._rank.threads.here()
+        live.cache[layer] = max(live.cache.get(layer, result), result, key=_WORST.index)
+        if result == "bypass" and isinstance(metadata, dict):
+            live.bypass_reason = clean(str(metadata.get("cache_bypass_reason") or ""), 200)
+
+    def _recompile_reason(self, metrics: Any, live: LiveThread | None, compile_id: str, frame: str) -> tuple[str, str]:
+        """(first line of the newest reason, key of the text with the reasons of all versions that failed)."""
+        reason = getattr(metrics, "recompile_reason", None) or ""
+        shown = clean(reason, _REASON_BYTES)
+        if not shown:
+            return "", ""
+        whole = reason
+        if live is not None and live.code is not None:
+            new = self._utils.guard_failures.get(live.code, ())[live.reason_place :]
+            whole = "\n".join(map(str, new)) or reason
+        return shown, self._texts.add("recompile", whole, shown, compile_id, frame)
+
+    def _count(self, metrics: Any, kind: str, frame: str, seconds: float, library: bool, outcome: str, mark: str) -> None:
+        totals = self.totals
+        operations = getattr(metrics, "graph_op_count", None) or 0
+        if library:
+            totals["library"] += 1
+        elif outcome in ("skipped", "failures"):
+            totals[outcome] += 1
+        elif not outcome:
+            totals["frames" if kind == "forward" else kind] += 1
+            totals["recompiles"] += kind == "forward" and ordinal(str(getattr(metrics, "compile_id", "") or "")) > 0
+        totals["graphs"] += kind == "forward" and operations > 0
+        for name, spent in _own_seconds(metrics, seconds).items():
+            totals["seconds"][name] = round(totals["seconds"][name] + spent, 6)
+        if frame and not library and kind != "runtime":
+            if frame not in self.by_frame and len(self.by_frame) >= _KNOWN_FRAMES:
+                del self.by_frame[next(name for name in self.by_frame if name not in self._longest)]
+            entry = self.by_frame.setdefault(frame, [0, 0.0, "", 0])
+            entry[0] += kind == "forward" and not outcome
+            entry[1] += seconds
+            entry[3] = max(entry[3], getattr(metrics, "cache_size", None) or 0)
+            if mark:
+                entry[2] = digest(f"{entry[2]}{mark}")
+            self._longest[frame] = entry
+            if len(self._longest) > _SHOWN_FRAMES:
+                del self._longest[min(self._longest, key=lambda name: self._longest[name][1])]
+
+    def _limit_hit(self, frame: str, fail_reason: str, reason: str, shared: dict[str, Any]) -> None:
+        """The frame compiles no more. torch's record of it has no sizes: the frame's newest compile had one version less than there are now."""
+        self.totals["limit_hits"] += 1
+        if frame not in self.totals["limited"] and len(self.totals["limited"]) < _LIMITED_FRAMES:
+            self.totals["limited"].append(frame)
+        limit_type = "accumulated_recompile_limit" if "accumulated" in fail_reason else "recompile_limit"
+        entry, limit = self.by_frame.get(frame), self._config(limit_type)
+        size = entry[3] + 1 if entry and entry[0] else None
+        if limit_type == "recompile_limit" and isinstance(limit, int):
+            size = max(size or 0, limit)
+        if entry and size:
+            entry[3] = size
+        self._rank.slot.event("recompile_limit", **shared, limit_type=limit_type, limit=limit, last_reason=reason, cache_size=size)
+
+    def _config(self, name: str) -> Any:
+        return getattr(getattr(self._utils, "config", None), name, None)
+
+
+def _outcome(fail_type: str | None, fail_reason: str, one_graph: bool) -> str:
+    """ "" for a compile that worked, limit, skipped (the frame is left to Python), or failures (the program gets an exception)."""
+    if fail_reason.startswith(_LIMIT_REASON) and not one_graph:
+        return "limit"
+    if fail_type in ("Unsupported", "SkipFrame") and not (one_graph and fail_type == "Unsupported"):
+        return "skipped"
+    return "" if fail_type is None else "failures"
+
+
+def _first_words(reason: str) -> str:
+    """First line of a failure; with the next one where it ends in a colon: `backend='x' raised: ValueError: ...`."""
+    first, _, rest = reason.strip().partition("\n")
+    return f"{first} {rest.strip()}" if first.endswith(":") else first
+
+
+def _fail_at(metrics: Any, frame: str) -> str:
+    """`model.py:31`, the user's line of a failure; where torch knows none, as when a backend fails, the first line of the frame."""
+    file, line = getattr(metrics, "fail_user_frame_filename", None), getattr(metrics, "fail_user_frame_lineno", None)
+    return f"{os.path.basename(str(file))}:{line}" if file else frame.partition("@")[2]
+
+
+def _own_seconds(metrics: Any, seconds: float) -> dict[str, float]:
+    """torch's times of a compile, which contain each other (dynamo > aot > inductor > triton), without what is inside each."""
+    spent = {name: (getattr(metrics, field, None) or 0) / 1e6 for name, field in _SECONDS.items()}
+    if not any(spent.values()):
+        spent["dynamo"] = seconds  # a compile that failed early
+    inside = 0.0
+    for name in ("triton", "inductor", "aot", "dynamo"):
+        whole = spent[name]
+        spent[name] = max(0.0, whole - inside)
+        inside = max(whole, inside)
+    return spent

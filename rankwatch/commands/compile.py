@@ -1,0 +1,93 @@
+"""`rankwatch compile`: what every rank compiled, where they differ and what to change; of a running job or of a run's files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from rankwatch.cli import fail, say
+from rankwatch.config import Options
+from rankwatch.launcher.rundir import LATEST, ROOT
+from rankwatch.serve.token import read_token
+
+EXIT_NOTHING_FOUND = 3
+FILE = "compile.json"
+ROUTE = "/api/v1/compile"
+FETCH_S = 10.0
+MAX_BYTES = 64 << 20
+
+
+def main(argv: Sequence[str], options: Options) -> int:
+    """0: shown; 2: wrong usage, or a file or an address that cannot be read; 3: nothing is known of compiles there."""
+    parser = argparse.ArgumentParser(
+        prog="rankwatch compile",
+        description="torch.compile across ranks: the regime of the job, advice, frames by time lost, where ranks differ, a timeline.",
+        epilog="Exit codes: 0 shown, 2 wrong usage or unreadable, 3 the run knows of no compile.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "source", nargs="?", metavar="RUN_DIR|URL", help=f"a run directory, its {FILE}, or a running job's status address (default: {ROOT}/{LATEST})"
+    )
+    parser.add_argument("--json", action="store_true", help="the whole document as JSON")
+    parser.add_argument("--tlparse", action="store_true", help="run tlparse over the traces of a run with --torch-trace, and say which pages to open")
+    parser.add_argument("--attempt", type=int, metavar="N", help="with --tlparse: the attempt, the newest by default")
+    parser.add_argument("--out", metavar="DIR", help="with --tlparse: where the pages go")
+    arguments = parser.parse_args(argv)
+    source = arguments.source or options.run_dir or os.path.join(ROOT, LATEST)
+    if arguments.tlparse:
+        from rankwatch.commands import tlparse
+
+        return tlparse.run(source, arguments.attempt, arguments.out)
+    if arguments.attempt is not None or arguments.out:
+        return fail("--attempt and --out belong to --tlparse")
+    try:
+        token = read_token(options.token_file) if options.token_file else ""
+    except ValueError as error:
+        return fail(f"--token-file: {error}")
+    try:
+        doc = fetch(source, token) if source.startswith(("http://", "https://")) else read(source)
+    except FileNotFoundError as error:
+        if os.path.isdir(source):
+            say(f"no {FILE} in {source}: no rank of that run compiled anything, or it ran without the compile probe")
+            return EXIT_NOTHING_FOUND
+        return fail(f"{error.filename or source} does not exist; name a run directory, or a running job's status address such as http://127.0.0.1:27435")
+    except (OSError, ValueError) as error:
+        return fail(f"{source} cannot be read: {error}")
+    if arguments.json:
+        sys.stdout.write(json.dumps(doc, indent=2) + "\n")
+        return 0
+    from rankwatch.report import compile_text
+
+    sys.stdout.write(compile_text.render(doc))
+    return 0
+
+
+def read(path: str) -> dict[str, Any]:
+    """The document of a run directory or of a file; ValueError when it is none."""
+    with open(os.path.join(path, FILE) if os.path.isdir(path) else path, encoding="utf-8") as file:
+        return _document(file.read())
+
+
+def fetch(url: str, token: str = "") -> dict[str, Any]:
+    """The document of a running job, from its status address. OSError when nobody answers, ValueError when it is no rankwatch."""
+    request = urllib.request.Request(url.rstrip("/").removesuffix(ROUTE) + ROUTE, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=FETCH_S) as answer:
+            return _document(answer.read(MAX_BYTES).decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            asks = "; it asks for a token: give --token-file" if error.code == 401 else ""
+            raise ValueError(f"the server answers {error.code}{asks}") from error
+
+
+def _document(text: str) -> dict[str, Any]:
+    doc = json.loads(text)
+    if not isinstance(doc, dict) or not isinstance(doc.get("run"), dict):
+        raise ValueError("no compile document: it has no run")
+    return doc

@@ -1,0 +1,92 @@
+"""Whether what the options name is there on this machine, before a job depends on it: the token, the incident command, an address that needs a token."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rankwatch.config import COMMAND_LINE, ConfigError, Options, place
+
+_PLAIN_WORD = re.compile(r"[\w./+@%:-]+")
+_ASK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One option that will not do what it says. text: the checked cause and the next step; lost: what there is not because of it."""
+
+    option: str
+    origin: str
+    text: str
+    lost: str
+    refused: bool = True  # False: a run does with less, and says so itself
+
+    def __str__(self) -> str:
+        return f"{place(self.option, self.origin)}: {self.text}"
+
+
+def problems(options: Options) -> Iterator[Problem]:
+    """What is wrong, the gravest first."""
+    from rankwatch.serve.address import parse
+    from rankwatch.serve.http import is_loopback
+    from rankwatch.serve.token import read_token
+
+    if options.token_file:
+        try:
+            read_token(options.token_file)
+        except ValueError as error:
+            yield Problem("token-file", _origin(options, "token_file"), str(error), "the status page and /metrics: nothing is served without the token")
+    elif options.listen != "off" and not is_loopback(parse(options.listen)[0]):
+        text = f"{options.listen} is no loopback address and needs a token: give --token-file FILE; until then a run listens on 127.0.0.1 only"
+        yield Problem("listen", _origin(options, "listen"), text, "the status page and /metrics at that address", refused=False)
+    if why := _missing_program(options.on_incident):
+        yield Problem("on-incident", _origin(options, "on_incident"), why, "every call of the command: nobody is paged")
+
+
+def settled(options: Options) -> Options:
+    """The options for a job. ConfigError for a mistake of the command line; one of a file or a variable is a warning, and no page is served unguarded."""
+    warnings = list(options.warnings)
+    for problem in problems(options):
+        if not problem.refused:
+            continue  # the server says it
+        if problem.origin == COMMAND_LINE:
+            raise ConfigError(str(problem))
+        warnings.append(f"{problem}; lost until then: {problem.lost}")
+        if problem.option == "token-file":
+            options = replace(options, listen="off", origins={**options.origins, "listen": problem.origin})
+    return replace(options, warnings=tuple(warnings))
+
+
+def _origin(options: Options, field: str) -> str:
+    return options.origins.get(field, COMMAND_LINE)
+
+
+def _missing_program(command: str) -> str:
+    """Why the shell will not find the first word of `command`; "" where it will, or where only the shell can tell."""
+    try:
+        word = next(iter(shlex.split(command)), "")
+    except ValueError as error:
+        return f"the shell cannot read {command!r} ({error}); correct the quotes"
+    if not _PLAIN_WORD.fullmatch(word):
+        return ""
+    if "/" not in word:
+        return "" if shutil.which(word) or _shell_knows(word) else f"there is no command {word!r} here; give its path, or install it"
+    if not os.path.exists(word):
+        return f"{word} does not exist; correct the path"
+    if os.path.isdir(word) or not os.access(word, os.X_OK):
+        return f"{word} is not executable; chmod +x {word}, or name its interpreter"
+    return ""
+
+
+def _shell_knows(word: str) -> bool:
+    """Whether it is a built-in or a keyword. Where that cannot be asked, the word is trusted."""
+    try:
+        asked = subprocess.run(["/bin/sh", "-c", 'command -v -- "$1"', "sh", word], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_ASK_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return asked.returncode == 0
