@@ -2,7 +2,8 @@
 
 A script is a generator of actions made by the functions below (`coll`, `nap`, `burn`, ...). `Job.play` steps the world in ticks,
 takes a snapshot per poll, fetches the evidence that diagnose wants into the next snapshot, folds incidents, and records all verdicts.
-Status numbers are up to one heartbeat old, as in real ranks; recorder entries and stacks come only when asked for.
+Status numbers are up to one heartbeat old, as in real ranks; recorder entries and stacks come only when asked for. gloo's status counts sends
+and receives as well: ranks that have made any are read every few seconds, and their numbers come by way of the entries, as in the monitor.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from rankwatch.model import (
 )
 from rankwatch.monitor.diagnose import State, diagnose
 from rankwatch.monitor.incidents import Book, fold
+from rankwatch.monitor.numbering import Numbering
 from rankwatch.monitor.policy import Limits
 
 TICK = 0.05
+HISTORY_S = 5.0
 WALL = 1_796_000_000.0
 MONO = 5_000.0
 SITE = "/venv/lib/python3.11/site-packages/"
@@ -80,11 +83,11 @@ def load(seconds: float, at: str = "train.py:34:epoch") -> Action:
 
 def compiling(
     seconds: float, *, cpu: float = 0.0, phase_s: float | None = None, frame: str = "block@train.py:31", reason: str = "", compile_id: str = "0/1",
-    inside: tuple[str, ...] = (),
+    inside: tuple[str, ...] = (), beside: tuple[str, ...] = (),
 ) -> Action:  # fmt: skip
-    """phase_s: a new phase begins this often. inside: frames below the compiler's."""
+    """phase_s: a new phase begins this often. inside: frames below the compiler's; beside: those of another thread."""
     stack = frames(*inside, "train.py:31:block", "@torch/_dynamo/convert_frame.py:700:compile_inner", "train.py:45:main")
-    return ("busy", seconds, {"frames": stack, "cpu": cpu,
+    return ("busy", seconds, {"frames": stack, "cpu": cpu, "beside": frames(*beside),
                               "compile": (frame, compile_id, reason, phase_s)})  # fmt: skip
 
 
@@ -157,6 +160,7 @@ class _Rank:
     generations: dict[str, int] = field(default_factory=dict)
     entered: dict[str, int] = field(default_factory=dict)
     entries: list[dict] = field(default_factory=list)
+    messages: int = 0  # sends and receives so far
     exit_code: int | None = None
     exited_at: float | None = None
     crash: Crash | None = None
@@ -279,12 +283,13 @@ class Job:
             since = rank.began + number * every if every else rank.began
             phase = phases[number % 4] if every else "backend"
             compile_ = (CompileActivity(compile_id, "forward", frame, phase, phase + str(number), MONO + rank.began, MONO + since, reason),)
+        entered, done, mixed = self._numbers(rank)
         return RankState(
             rank=rank.rank, local_rank=rank.rank, node="node05", agent="claimed" if rank.stage != "starting" else "armed", process=process,
             stage="armed" if rank.stage == "starting" else rank.stage, stage_since=MONO + rank.stage_since,
             heartbeat_at=MONO + rank.beat if rank.beat is not None else None, ping_ok=rank.ping, groups=tuple(rank.groups.values()),
             group_in_creation=rank.creating, collectives=rank.read[0] if rank.read else (), collectives_at=MONO + rank.read[1] if rank.read else None,
-            enqueued=dict(rank.status[0]), completed=dict(rank.status[1]), compiling=compile_, steps=rank.steps,
+            enqueued=entered, completed=done, mixed=mixed, compiling=compile_, steps=rank.steps,
             last_step_at=MONO + rank.step_at if rank.step_at is not None else None, step_s=0.5 if rank.steps else None,
             stack=rank.stacks[-1] if rank.stacks else None, earlier_stack=rank.stacks[-2] if len(rank.stacks) > 1 else None, crash=rank.crash,
         )  # fmt: skip
@@ -300,11 +305,16 @@ class Job:
                 rank.ping = not rank.frozen
             elif want.kind == "recorder" and not rank.frozen:
                 rank.cpu += 0.05  # what a dump of ours costs in the rank
-                rank.read = (tuple(Collective(**entry) for entry in rank.entries[-300:]), self.t)
+                self._read(rank)
             elif want.kind in ("stacks", "native_stack"):
-                stack = Stack(4000 + number, MONO + self.t, (Thread("MainThread", 1, self._frames(rank), owns_gil=bool(rank.busy().get("gil"))),), text="...",
+                beside = tuple(Thread("Thread-2", 2, found) for found in [rank.busy().get("beside", ())] if found)
+                main = Thread("MainThread", 1, self._frames(rank), owns_gil=bool(rank.busy().get("gil")))
+                stack = Stack(4000 + number, MONO + self.t, (main, *beside), text="...",
                               native=want.kind == "native_stack", subprocesses=rank.busy().get("subprocesses", ()))  # fmt: skip
                 rank.stacks = [*rank.stacks[-1:], stack]
+
+    def _read(self, rank: _Rank) -> None:
+        rank.read = (tuple(Collective(**{key: value for key, value in entry.items() if key != "op_id"}) for entry in rank.entries[-300:]), self.t)
 
     def _frames(self, rank: _Rank) -> tuple[Frame, ...]:
         if rank.busy():
@@ -334,6 +344,8 @@ class Job:
             ):
                 rank.beat = self.t
                 self._publish(rank)
+                if rank.messages and not self.nccl and (rank.read is None or self.t - rank.read[1] >= HISTORY_S):
+                    self._read(rank)
             if self.nccl:
                 self._publish(rank)  # read through the socket, not by a Python thread
             self._advance(rank)
@@ -341,11 +353,27 @@ class Job:
         self._lose_peers()
 
     def _publish(self, rank: _Rank) -> None:
-        done = {
-            name: max((e["seq"] for e in rank.entries if e["group"] == name and e["generation"] == g.generation and e["done"]), default=0)
-            for name, g in rank.groups.items()
-        }
-        rank.status = ({name: rank.entered.get(name, 0) for name in rank.groups}, done)
+        mine = {name: [e for e in rank.entries if e["group"] == name and e["generation"] == g.generation] for name, g in rank.groups.items()}
+        done = {name: max((e["op_id"] for e in entries if e["done"]), default=0) for name, entries in mine.items()}
+        rank.status = ({name: max((e["op_id"] for e in entries), default=0) for name, entries in mine.items()}, done)
+
+    def _numbers(self, rank: _Rank) -> tuple[dict, dict, dict]:
+        """What the monitor makes of the status: enqueued, completed, mixed."""
+        entered, done, mixed = dict(rank.status[0]), dict(rank.status[1]), {}
+        if not rank.messages or self.nccl:
+            return entered, done, mixed
+        numbering = Numbering()
+        for number, (name, group_) in enumerate(rank.groups.items()):
+            read = [
+                e
+                for e in rank.entries
+                if rank.read and (e["group"], e["generation"]) == (name, group_.generation) and e["created_wall_at"] <= WALL + rank.read[1]
+            ]
+            numbering.learn({"op_id": e["op_id"], "collective_seq_id": e["seq"], "pg_id": number} for e in read)
+            if number in numbering.mixed:
+                mixed[name] = numbering.behind(number, entered[name])
+                entered[name], done[name] = numbering.collectives(number, entered[name], done[name])
+        return entered, done, mixed
 
     def _advance(self, rank: _Rank) -> None:
         for _ in range(100):
@@ -367,8 +395,10 @@ class Job:
             rank.until = self.t + action[1]
         elif kind in ("coll", "async"):
             self._enter(rank, action[1], action[2], action[3])
-        elif kind == "send":
-            self.mail.add(action[1])
+        elif kind in ("send", "recv"):
+            rank.messages += 1
+            if kind == "send":
+                self.mail.add(action[1])
         elif kind == "stepped":
             rank.steps, rank.step_at = rank.steps + 1, self.t
         elif kind == "init":
@@ -395,6 +425,7 @@ class Job:
             {
                 "group": name, "generation": group_.generation, "seq": rank.entered[name], "op": op, "input_sizes": sizes, "output_sizes": sizes,
                 "dtypes": ("Float",) if sizes else (), "created_wall_at": WALL + self.t, "timeout_s": group_.timeout_s, "done": False,
+                "op_id": rank.entered[name] + (rank.messages if name == "0" and not self.nccl else 0),
             }
         )  # fmt: skip
 

@@ -85,3 +85,18 @@ def test_reporting_an_error_cannot_fail() -> None:
     tested = Probe("ddp", broken)
     tested.caught(ValueError("x"))
     assert tested.errors == 1
+
+
+def test_a_job_that_replaces_getpid_breaks_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """os.getpid was bound when the agent was loaded; and were it to fail, that would stay inside, too."""
+
+    def broken() -> int:
+        raise RuntimeError("no pid here")
+
+    tested, _shown = probe()
+    hook = guarded(tested)(lambda: 7)
+    monkeypatch.setattr("os.getpid", broken)
+    assert hook() == 7
+    monkeypatch.setattr(edge, "getpid", broken)
+    assert hook() is None
+    assert tested.errors == 1

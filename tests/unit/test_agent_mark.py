@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,61 @@ def test_a_launcher_is_gone_once_it_does_not_run_any_more() -> None:
     assert not orphan.Launcher(os.getpid()).gone()
     assert not orphan.Launcher(0).gone()
     assert not orphan.Launcher(2**22 + 1).gone()  # it was none to begin with
+
+
+def lifecycle(place: Place) -> dict[str, Any]:
+    found = layout.read_record(place.path.read_bytes(), layout.RECORDS["lifecycle"])
+    return json.loads(found[2]) if found and found[2] else {}
+
+
+def raised() -> ValueError:
+    try:
+        raise ValueError("boo")
+    except ValueError as error:
+        return error
+
+
+def test_an_exception_before_torch_is_told_and_the_next_process_forgets_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = mark.leave(place.environ)
+    assert left is not None
+    left.exits()
+    assert lifecycle(place) == {}
+    monkeypatch.setattr(sys, "last_value", raised(), raising=False)
+    left.exits()
+    record = lifecycle(place)
+    assert (record["stage"], record["exception"]["type"], record["exception"]["message"]) == ("exiting", "ValueError", "boo")
+    assert record["exception"]["where"].startswith("test_agent_mark.py:")
+    place.owned_by({**DEAD, "state": "loaded"})
+    assert mark.leave(place.environ) is not None
+    assert lifecycle(place) == {}
+
+
+def test_the_exception_of_a_process_with_torch_is_left_to_its_rank(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = mark.leave(place.environ)
+    assert left is not None
+    place.owned_by({**ME, "state": "claimed"})
+    monkeypatch.setattr(sys, "last_value", raised(), raising=False)
+    left.exits()
+    assert lifecycle(place) == {}
+
+
+def test_the_end_of_a_process_never_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot is gone, the pid cannot be asked, the exception cannot be printed: the job's own end goes on."""
+    left = mark.leave(place.environ)
+    assert left is not None
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    monkeypatch.setattr(sys, "last_value", Odd(), raising=False)
+    left.exits()
+    assert lifecycle(place)["exception"]["message"] == "<exception str() failed>"
+    place.path.unlink()
+    left.exits()
+
+    def broken() -> int:
+        raise RuntimeError
+
+    monkeypatch.setattr(mark, "getpid", broken)
+    left.exits()

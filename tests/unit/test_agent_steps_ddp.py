@@ -146,7 +146,7 @@ def test_a_split_is_recorded_with_its_buckets(fake: FakeRank, backend: type[Back
     live = fake.rank.threads.here()
     live.compile_id, live.kind, live.frame = "2/0", "forward", "forward@model.py:31"
     fake.rank.threads.opens(live)
-    live.regions.append(("backend_compile", 1))
+    live.regions.append(("backend_compile", 1, 0))
     assert backend.DDPOptimizer(4000, compile_one).compile_fn(BUCKETS, []) == [2000, 3000]
     assert seen == [(1, 2), (2, 2)]
     assert (fake.threads()[0]["split"], fake.threads()[0]["splits"]) == (0, 0)
@@ -163,7 +163,7 @@ def test_equal_splits_have_equal_fingerprints(fake: FakeRank, backend: type[Back
         backend.DDPOptimizer(4000, lambda bucket: None).compile_fn(gm, [])
     first, second, third = [event["fingerprint"] for event in fake.events("ddp_split")]
     assert first == second != third
-    assert fake.record("ddp")["status"] == "single_bucket"
+    assert (fake.record("ddp")["status"], fake.record("ddp")["splits"]) == ("single_bucket", 1)
     assert fake.record("ddp")["calls"] == 3
 
 
@@ -196,10 +196,84 @@ def test_a_large_ddp_module_that_was_not_split_is_said(fake: FakeRank, backend: 
         tell("2/0", "forward@model.py:31")
     record = fake.record("ddp")
     assert (record["status"], record["reason"], record["not_applied"]) == ("not_applied", "torch._dynamo.config.optimize_ddp gives python_reducer", 1)
-    module.bucket_bytes_cap = 5000
+    module.__dict__["bucket_bytes_cap"] = 5000
     for tell in fake.rank.on_compiled:
         tell("3/0", "forward@model.py:31")
     assert fake.record("ddp")["not_applied"] == 1
+
+
+@pytest.fixture
+def large_ddp(monkeypatch: pytest.MonkeyPatch) -> Strict:
+    """A DDP module of 4000 bytes and a cap of 2000, whose forward runs."""
+    parameter = Strict(numel=lambda: 1000, element_size=lambda: 4, requires_grad=True)
+    module = Strict(bucket_bytes_cap=2000, parameters=lambda: [parameter])
+    active = SimpleNamespace(DistributedDataParallel=SimpleNamespace(_get_active_ddp_module=lambda: module))
+    monkeypatch.setitem(sys.modules, "torch.nn.parallel.distributed", active)
+    return module
+
+
+def test_a_graph_break_that_puts_the_loop_outside_is_named(fake: FakeRank, backend: type[Backend], large_ddp: Strict) -> None:
+    fake.rank.last_graph_break = "model.py:40: call to print"
+    for tell in fake.rank.on_skipped:
+        tell("2/0", "forward@model.py:31")
+    backend.DDPOptimizer(2000, lambda bucket: None).compile_fn(BUCKETS[:1], [])
+    for _block in range(6):
+        for tell in fake.rank.on_compiled:
+            tell("3/0", "forward@block.py:5")
+    skipped, _single, compiled = fake.events("ddp_split")
+    assert (skipped["status"], skipped["frame"]) == ("not_applied", "forward@model.py:31")
+    assert skipped["reason"] == "a graph break leaves this frame to Python (graph break at model.py:40: call to print)"
+    assert compiled["reason"].endswith("graph breaks have cut the forward into frames (graph break at model.py:40: call to print)")
+    assert (fake.record("ddp")["status"], fake.record("ddp")["not_applied"]) == ("not_applied", 7)
+
+
+def test_a_small_frame_beside_a_split_forward_is_not_held_against_it(fake: FakeRank, backend: type[Backend], large_ddp: Strict) -> None:
+    fake.rank.threads.here().compile_id = "2/0"
+    backend.DDPOptimizer(2000, lambda bucket: None).compile_fn(BUCKETS, [])
+    for compile_id in ("2/0", "3/0"):
+        for tell in fake.rank.on_compiled:
+            tell(compile_id, "forward@model.py:31")
+    for tell in fake.rank.on_skipped:
+        tell("4/0", "log@model.py:90")
+    assert (fake.record("ddp")["status"], fake.record("ddp")["not_applied"]) == ("split", 0)
+
+
+def test_splits_add_up_over_recompiles(fake: FakeRank, backend: type[Backend]) -> None:
+    for _ in range(3):
+        backend.DDPOptimizer(4000, lambda bucket: None).compile_fn(BUCKETS, [])
+    assert [(event["calls"], event["subgraphs"], event["failures"], event["not_applied"]) for event in fake.events("ddp_split")] == [
+        (1, 2, 0, 0),
+        (2, 4, 0, 0),
+        (3, 6, 0, 0),
+    ]
+
+
+def test_the_python_reducer_is_told_though_no_module_is_ever_active(fake: FakeRank, backend: type[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.parallel.distributed", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(get_optimize_ddp_mode=lambda: "python_reducer"))
+    config = SimpleNamespace(_fuse_ddp_communication=False)
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", config)
+    for _ in range(3):
+        for tell in fake.rank.on_compiled:
+            tell("2/0", "forward@model.py:31")
+        config._fuse_ddp_communication = True
+    (event,) = fake.events("ddp_split")
+    assert (event["status"], event["mode"], event["reason"]) == (
+        "not_applied",
+        "python_reducer",
+        "torch._dynamo.config.optimize_ddp gives python_reducer",
+    )
+
+
+def test_another_mode_is_told_for_a_small_model_without_an_event(
+    fake: FakeRank, backend: type[Backend], large_ddp: Strict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(get_optimize_ddp_mode=lambda: "no_optimization"))
+    large_ddp.__dict__["bucket_bytes_cap"] = 5000
+    for tell in fake.rank.on_compiled:
+        tell("2/0", "forward@model.py:31")
+    assert (fake.record("ddp")["status"], fake.record("ddp")["mode"]) == ("", "no_optimization")
+    assert fake.events("ddp_split") == []
 
 
 def test_many_buckets_still_make_a_whole_record(fake: FakeRank, backend: type[Backend]) -> None:

@@ -34,6 +34,21 @@ def test_every_cause_but_unknown_can_be_planted() -> None:
     assert set(Cause.__args__) - planted == set()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("fault", "page"),
+    [
+        ("crashed", "FAILED rank=1 cause=crashed (a ticket, nobody is paged)"),
+        ("exited", "FAILED or STUCK rank=1 cause=exited (failed is a ticket, stuck pages)"),
+        ("killed", "FAILED rank=1 cause=killed (this one pages)"),
+        ("compiling", "SLOW rank=1 cause=compiling (nobody is paged, and it recovers)"),
+    ],
+)
+def test_what_is_expected_says_whom_it_wakes(fault: str, page: str) -> None:
+    found = find(fault)
+    assert found is not None
+    assert drill.expected(found) == page
+
+
 def test_an_unknown_fault_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and every name that there is."""
     assert demo.main(["--fault", "gremlins"], load([], {}, [])) == 2
@@ -76,6 +91,44 @@ def test_the_script_runs_from_the_run_directory(tmp_path: Path) -> None:
     script = launch.copied(Path(drill.__file__).with_name("jobs") / "ended.py", tmp_path)
     assert script == tmp_path / "job" / "ended.py"
     assert "def crashed" in script.read_text()
+
+
+LONE = {**incident("recovered", "compiling", [1], "slow"), "id": "one", "summary": "rank 1 recompiled"}
+GONE = {**incident("stuck", "not_entered", [2], "slow"), "id": "two", "summary": "rank 2 is missing"}
+
+
+def test_the_show_says_whether_rankwatch_was_right_and_where_to_look() -> None:
+    """Both named and one page: 0; the columns are in line."""
+    code, text = demo.judgement([LONE, GONE], "two", Path("/runs/d"))
+    assert code == 0
+    assert text.splitlines() == [
+        "",
+        "rankwatch said: slow -> recovered, cause compiling: rank 1 recompiled",
+        "rankwatch said: slow -> stuck, cause not_entered: rank 2 is missing",
+        "that is right:  rank 1 was told while it recompiled and paged nobody, rank 2 was paged",
+        "",
+        "Where to look:",
+        "  /runs/d/incidents/two/index.html  the page for whoever is on call",
+        "  /runs/d/incidents/two/report.txt  the same as text",
+        "  /runs/d/incidents/two/stacks      py-spy stacks of the ranks that matter",
+        "  /runs/d/events.jsonl              everything that was seen",
+        "  rankwatch report /runs/d          every incident of the run, as text",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "stuck", "words"),
+    [
+        ([GONE], "two", "that is WRONG:  the lone recompile was not named within 240 s"),
+        ([], "", "that is WRONG:  the lone recompile and the missing rank was not named within 240 s"),
+        ([{**LONE, "history": GONE["history"]}, GONE], "two", "that is WRONG:  it paged for 1 that it should not have"),
+    ],
+)
+def test_the_show_that_was_not_named_rightly_says_so(found: list[dict[str, Any]], stuck: str, words: str) -> None:
+    """Exit code 3."""
+    code, text = demo.judgement(found, stuck, Path("/runs/d"))
+    assert code == 3
+    assert words in text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,10 @@ import sys
 import pytest
 
 from rankwatch import cli
-from rankwatch.config import OPTIONS
+from rankwatch.commands.config import EXAMPLE
+from rankwatch.config import OPTIONS, Options, load
+from rankwatch.launcher import usable
+from rankwatch.monitor.policy import Limits
 
 
 def error_of(capsys, *argv):
@@ -29,6 +32,8 @@ def test_the_options_are_exactly_those_that_work():
         "--on-stuck",
         "--limit",
         "--no-probe",
+        "--probe",
+        "--torch-trace",
         "--label",
         "--owner",
         "--metrics-level",
@@ -60,7 +65,23 @@ def test_an_unknown_command_names_the_nearest(capsys):
 
 
 def test_an_option_that_took_the_command_as_its_value_is_explained(capsys):
-    assert "--owner took 'torchrun' as its value" in error_of(capsys, "--owner", "torchrun", "t.py")
+    words = "--owner needs a value: it took the word 'torchrun' as one; rankwatch --help shows which"
+    for rest in (("t.py",), ("--nproc-per-node", "2", "t.py"), ()):
+        assert words in error_of(capsys, "--owner", "torchrun", *rest)
+
+
+@pytest.mark.parametrize("command", ["report", "demo", "ls", "config", "doctor"])
+def test_an_option_behind_the_command_is_told_where_it_goes(capsys, command):
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--on-incident", "x", "--run-dir=y"])
+    assert end.value.code == 2
+    assert f"--on-incident, --run-dir is rankwatch's: it goes before the word {command}" in capsys.readouterr().err
+
+
+def test_a_switch_takes_no_value_and_a_value_only_after_the_equals_sign():
+    assert cli.split(["--torch-trace", "torchrun", "t.py"]) == (["--torch-trace"], "torchrun", ["t.py"])
+    assert cli._given(["--torch-trace", "--owner", "ada"]) == [("torch-trace", "true"), ("owner", "ada")]
+    assert cli._given(["--torch-trace=false"]) == [("torch-trace", "false")]
 
 
 def test_an_option_without_value_is_refused(capsys):
@@ -84,9 +105,86 @@ def test_a_command_without_its_module_is_not_offered(monkeypatch, capsys):
     assert "no_such_command_yet" not in capsys.readouterr().out
 
 
-def test_an_unknown_limit_is_refused_before_torch_is_loaded(capsys):
-    assert "no_such_number" in error_of(capsys, "--limit", "no_such_number=3", "torchrun", "t.py")
+@pytest.mark.parametrize("command", ["torchrun", "config", "ls", "report"])
+def test_an_unknown_limit_is_refused_by_every_command_before_torch_is_loaded(capsys, command):
+    assert "there is no limit notce_s (did you mean notice_s?)" in error_of(capsys, "--limit", "notce_s=3", command)
     assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize("command", ["torchrun", "demo", "ablate"])
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--token-file", "/nope/token", "--token-file: /nope/token cannot be read (No such file or directory); make it"),
+        ("--on-incident", "/nope/page --loud", "--on-incident: /nope/page does not exist; correct the path"),
+        ("--on-incident", "no-such-pager 'x'", "--on-incident: there is no command 'no-such-pager' here; give its path, or install it"),
+        ("--on-incident", "page 'x", "(No closing quotation); correct the quotes"),
+    ],
+)
+def test_what_an_option_names_has_to_be_there_before_a_job_starts(capsys, command, option, value, words):
+    assert words in error_of(capsys, option, value, command, "t.py")
+
+
+def test_a_mistake_of_a_file_or_a_variable_stops_no_job_and_opens_no_unguarded_page():
+    options = load((), {"RANKWATCH_TOKEN_FILE": "/nope", "RANKWATCH_ON_INCIDENT": "/nope/page"}, ())
+    settled = usable.settled(options)
+    assert (settled.listen, settled.on_incident) == ("off", "/nope/page")
+    assert settled.warnings == (
+        "RANKWATCH_TOKEN_FILE: /nope cannot be read (No such file or directory); make it, with a token in it, such as: openssl rand -hex 16;"
+        " lost until then: the status page and /metrics: nothing is served without the token",
+        "RANKWATCH_ON_INCIDENT: /nope/page does not exist; correct the path; lost until then: every call of the command: nobody is paged",
+    )
+
+
+@pytest.mark.parametrize("command", ["true", "test -e x", "cat > /dev/null", "X=1 page", "$PAGER x", "{ echo; }", "if true; then :; fi", sys.executable])
+def test_a_command_that_the_shell_knows_or_only_the_shell_can_judge_is_no_problem(command):
+    assert list(usable.problems(Options(on_incident=command))) == []
+
+
+def test_an_address_beyond_loopback_without_a_token_is_a_problem_that_refuses_nothing(tmp_path):
+    (problem,) = usable.problems(Options(listen="0.0.0.0:9000"))
+    assert str(problem).startswith("--listen: 0.0.0.0:9000 is no loopback address and needs a token: give --token-file FILE")
+    assert usable.settled(Options(listen="0.0.0.0:9000")).listen == "0.0.0.0:9000"
+    (tmp_path / "token").write_text("t\n")
+    assert list(usable.problems(Options(listen="0.0.0.0:9000", token_file=str(tmp_path / "token")))) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "code"),
+    [
+        ({}, [], 0),
+        ({"RANKWATCH_LISTEN": "x"}, [], 2),
+        ({"RANKWATCH_TOKEN_FILE": "/nope"}, [], 2),
+        ({"RANKWATCH_LIMIT": "notce_s=1"}, ["--limits"], 2),
+    ],
+)
+def test_config_shows_the_table_and_ends_with_2_for_what_is_ignored_or_will_not_work(monkeypatch, tmp_path, capsys, environ, words, code):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["config", *words]) == code
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) > 10
+    assert all(name in shown.err for name in environ)
+
+
+def test_config_limits_says_value_origin_and_meaning(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--limit", "notice_s=7", "--stuck-after", "90", "config", "--limits"]) == 0
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in capsys.readouterr().out.splitlines() if line}
+    assert rows["notice_s"] == "7 (usually 5) command line a wait this long is named (slow); shorter ones are everyday skew"
+    assert rows["stuck_min_s"] == "90 (usually 5) stuck-after, command line floor of what stuck_ratio gives"
+    assert rows["stuck_ratio"] == "0.2 default of the group's timeout without any progress: stuck"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is new in 3.11")
+def test_the_file_that_config_shows_as_an_example_is_accepted(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("\n".join(EXAMPLE.splitlines()[1:]))
+    options = load((), {}, (str(path),), limits=Limits)
+    assert options.warnings == ()
+    assert (options.stuck_after_s, options.no_probe, options.labels, options.limits) == (90.0, ("ddp",), {"team": "vision"}, {"notice_s": 10.0})
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["config"], ["report", "--help"], ["ls", "--help"]])

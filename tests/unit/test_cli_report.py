@@ -9,7 +9,7 @@ import pytest
 from rankwatch import cli
 
 
-def incident(run, name, verdict="stuck", opened_at=100.0):
+def incident(run, name, verdict="stuck", opened_at=100.0, closed_at=None):
     folder = run / "incidents" / name
     folder.mkdir(parents=True)
     doc = {
@@ -24,7 +24,7 @@ def incident(run, name, verdict="stuck", opened_at=100.0):
         "since": 90.0,
         "opened_at": opened_at,
         "updated_at": opened_at,
-        "closed_at": None,
+        "closed_at": closed_at,
         "summary": f"rank 1 has not entered all_reduce ({name})",
         "advice": [],
         "group": {"name": "0", "desc": "default_pg", "ranks": [0, 1], "op": "all_reduce", "seq": 3, "sizes": [], "dtypes": []},
@@ -53,12 +53,24 @@ def run(tmp_path, monkeypatch):
     return folder
 
 
-def test_without_argument_the_latest_run_is_shown_oldest_incident_first(run, capsys):
+def test_without_argument_the_latest_run_is_shown_gravest_incident_first_under_a_line_that_counts_them(run, capsys):
+    incident(run, "20260101T000300Z-3", opened_at=300.0)
     incident(run, "20260101T000200Z-2", opened_at=200.0)
-    incident(run, "20260101T000100Z-1", opened_at=100.0)
+    incident(run, "20260101T000100Z-1", opened_at=100.0, verdict="slow")
     assert cli.main(["report"]) == 0
     out = capsys.readouterr().out
-    assert 0 < out.index("all_reduce (20260101T000100Z-1)") < out.index("all_reduce (20260101T000200Z-2)")
+    assert out.startswith("run ")
+    assert out.splitlines()[0].endswith(": 3 incidents: 2 stuck, 1 slow")
+    places = [out.index(f"certain, incident 20260101T000{number}00Z-{number}\n") for number in (2, 3, 1)]
+    assert places == sorted(places)
+
+
+def test_what_is_over_comes_after_what_is_not(run, capsys):
+    incident(run, "20260101T000100Z-1", verdict="recovered", opened_at=100.0, closed_at=110.0)
+    incident(run, "20260101T000200Z-2", verdict="slow", opened_at=200.0)
+    assert cli.main(["report"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("SLOW (") < out.index("RECOVERED (")
 
 
 def test_one_incident_by_folder_or_file_is_one_json_object(run, capsys):
@@ -80,6 +92,7 @@ def test_html_is_the_newest_incident_and_goes_to_a_file(run, tmp_path, capsys):
     incident(run, "20260101T000200Z-2", opened_at=200.0)
     assert cli.main(["report", "--format", "html", "--output", "page.html"]) == 0
     page = (tmp_path / "page.html").read_text()
+    assert (tmp_path / "page.html").stat().st_mode & 0o077 == 0, "it holds what the run directory hides"
     assert page.lstrip().lower().startswith("<!doctype html")
     assert "20260101T000200Z-2" in page
     assert "2 incidents, this is the newest (20260101T000200Z-2)" in capsys.readouterr().err
@@ -91,9 +104,24 @@ def test_markdown_is_offered(run, capsys):
     assert capsys.readouterr().out.startswith("## STUCK")
 
 
-def test_a_run_without_incident_is_3(run, capsys):
+def test_a_run_without_incident_is_3_and_is_named_with_its_command_and_end(run, capsys):
+    command = ["rankwatch", "--owner", "a", "torchrun", "--nproc-per-node", "2", "/a/b/train.py"]
+    (run / "run.json").write_text(json.dumps({"exit_code": 0, "command": command}))
     assert cli.main(["report"]) == 3
-    assert "no incident in rankwatch-runs/latest" in capsys.readouterr().err
+    words = "no incident in rankwatch-runs/20260101T000000Z-job (torchrun --nproc-per-node 2 train.py, exit code 0)"
+    assert words in capsys.readouterr().err
+    (run / "run.json").write_text(json.dumps({"exit_code": None, "command": command}))
+    assert cli.main(["report", "rankwatch-runs/latest"]) == 3
+    assert "train.py, no end recorded: it still runs, or its launcher was killed)" in capsys.readouterr().err
+    (run / "run.json").write_text("{")
+    assert cli.main(["report", str(run)]) == 3
+    assert capsys.readouterr().err == f"[rankwatch] no incident in {run}\n"
+
+
+def test_a_folder_of_runs_is_2_and_names_the_newest(run, capsys):
+    assert cli.main(["report", "rankwatch-runs"]) == 2
+    words = "error: rankwatch-runs holds runs; name one, such as rankwatch-runs/20260101T000000Z-job; rankwatch ls rankwatch-runs lists them"
+    assert words in capsys.readouterr().err
 
 
 def test_a_path_that_does_not_exist_is_2(run, capsys):
@@ -134,6 +162,15 @@ def test_ls_lists_runs_with_their_end_and_incidents(run, capsys):
         "20260102T000000Z-other  -       no end recorded  none",
         "20260101T000000Z-job    2m05s   1                1 slow, 1 stuck  torchrun --nproc-per-node 2 train.py --lr 1",
     ]
+
+
+def test_ls_lists_by_the_start_of_the_run_whatever_its_name(run, capsys):
+    for name, started in (("a", 300.0), ("b", 100.0), ("c", 200.0)):
+        (run.parent / name).mkdir()
+        (run.parent / name / "run.json").write_text(json.dumps({"started_at": started}))
+    (run / "run.json").write_text(json.dumps({"started_at": 50.0}))
+    assert cli.main(["ls"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["a", "c", "b", run.name]
 
 
 def test_ls_counts_an_incident_by_the_worst_verdict_it_reached(run, capsys):

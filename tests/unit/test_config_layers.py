@@ -112,17 +112,64 @@ def test_listen_takes_hosts_ipv6_and_off(value):
     assert load([("listen", value)], {}, ()).listen == value
 
 
-def test_a_bad_variable_is_named():
-    with pytest.raises(ConfigError, match=r"^RANKWATCH_LISTEN: 'x' is not accepted"):
-        load((), {"RANKWATCH_LISTEN": "x"}, ())
+IGNORED = "; it is ignored: correct it there, `rankwatch config` shows what holds instead"
+
+
+def test_a_bad_variable_is_a_warning_and_ignored():
+    options = load((), {"RANKWATCH_LISTEN": "x"}, ())
+    assert options.warnings == (f"RANKWATCH_LISTEN: 'x' is not accepted; it takes HOST:PORT such as 127.0.0.1:27435 or [::1]:27435, or off{IGNORED}",)
+    assert (options.listen, options.origins["listen"]) == ("127.0.0.1:27435", "default")
 
 
 @needs_toml
-def test_a_bad_value_in_a_file_names_the_file_and_the_key(tmp_path):
-    path = file(tmp_path, "stuck-after = true")
+def test_a_bad_value_in_a_file_is_a_warning_that_names_file_key_and_cause_and_the_value_before_it_stays(tmp_path):
+    weak, strong = file(tmp_path, "stuck-after = 60", "weak.toml"), file(tmp_path, "stuck-after = true", "strong.toml")
+    options = load((), {}, (weak, strong))
+    assert options.warnings == (f"{strong}: stuck-after: True is not accepted; it takes seconds, or a number with s, m or h, such as 90, 90s, 1.5m{IGNORED}",)
+    assert (options.stuck_after_s, options.origins["stuck_after_s"]) == (60.0, weak)
+
+
+@needs_toml
+def test_of_a_table_and_a_list_in_a_file_only_the_bad_items_are_ignored(tmp_path):
+    path = file(tmp_path, 'no-probe = ["ddp", "gpu"]\n[label]\nteam = "vision"\n9x = "y"\n[limit]\nnotce_s = 3\nnotice_s = 7\nstuck_ratio = 50\nstack_s = -4')
+    options = load((), {}, (path,), limits=Limits)
+    assert (options.no_probe, options.labels, options.limits) == (("ddp",), {"team": "vision"}, {"notice_s": 7.0})
+    assert options.warnings == (
+        f"{path}: no-probe: 'gpu' is not accepted; it takes compile, ddp, cudagraph, steps or collectives{IGNORED}",
+        f"{path}: label: '9x=y' is not accepted; it takes K=V with K of letters, digits and _ that does not begin with a digit or __{IGNORED}",
+        f"{path}: limit: 'notce_s=3' is not accepted; there is no limit notce_s (did you mean notice_s?); rankwatch config --limits lists them{IGNORED}",
+        f"{path}: limit: 'stuck_ratio=50' is not accepted; it takes a share above 0 and not above 1, such as 0.2{IGNORED}",
+        f"{path}: limit: 'stack_s=-4' is not accepted; it takes seconds above 0 and not negative, such as 5, 90s, 1.5m{IGNORED}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("notce_s=3", "there is no limit notce_s (did you mean notice_s?)"),
+        ("nothing_alike=3", "there is no limit nothing_alike; rankwatch config --limits lists them"),
+        ("stuck_ratio=50", "a share above 0 and not above 1"),
+        ("notice_s=-4", "not negative"),
+        ("agree_polls=1.5", "a whole number from 1 on"),
+    ],
+)
+def test_a_limit_of_the_command_line_is_checked_by_name_and_range(given, words):
     with pytest.raises(ConfigError) as error:
-        load((), {}, (path,))
-    assert str(error.value) == f"{path}: stuck-after: True is not accepted; it takes seconds, or a number with s, m or h, such as 90, 90s, 1.5m"
+        load([("limit", given)], {}, (), limits=Limits)
+    assert str(error.value).startswith(f"--limit: {given!r} is not accepted; ")
+    assert words in str(error.value)
+
+
+@needs_toml
+def test_limits_that_contradict_each_other_give_way_to_the_command_line(tmp_path):
+    path = file(tmp_path, "stuck-after = 60\n[limit]\nstuck_max_s = 30\nnotice_s = 7")
+    options = load((), {}, (path,), limits=Limits)
+    assert (options.stuck_after_s, options.limits) == (60.0, {"notice_s": 7.0})
+    assert options.warnings == (f"{path}: limit stuck_max_s: limit stuck_min_s (60) is above stuck_max_s (30){IGNORED}",)
+    options = load([("limit", "stuck_max_s=30")], {}, (path,), limits=Limits)
+    assert (options.stuck_after_s, options.limits) == (None, {"stuck_max_s": 30.0, "notice_s": 7.0})
+    with pytest.raises(ConfigError, match=r"--limit: limit stuck_min_s \(60\) is above stuck_max_s \(30\)"):
+        load([("limit", "stuck_max_s=30"), ("stuck-after", "60")], {}, (), limits=Limits)
 
 
 @needs_toml
@@ -134,23 +181,26 @@ def test_an_unknown_key_is_a_warning_that_names_the_nearest(tmp_path):
 
 
 @needs_toml
-def test_a_file_that_is_no_toml_is_refused(tmp_path):
+def test_a_file_that_is_no_toml_is_not_used_and_said(tmp_path):
     path = file(tmp_path, "owner = ")
-    with pytest.raises(ConfigError, match="not a TOML file"):
-        load((), {}, (path,))
+    (warning,) = load((), {}, (path,)).warnings
+    assert warning.startswith(f"{path} is not used: it is no TOML file: Invalid value")
+    assert warning.endswith("; correct it, or move it away")
 
 
-def test_the_file_named_by_the_variable_must_exist():
-    with pytest.raises(ConfigError, match=r"RANKWATCH_CONFIG names '/nowhere/x.toml', which does not exist"):
-        load((), {"RANKWATCH_CONFIG": "/nowhere/x.toml"}, ())
+def test_the_file_named_by_the_variable_should_exist():
+    assert load((), {"RANKWATCH_CONFIG": "/nowhere/x.toml"}, ()).warnings == (
+        "RANKWATCH_CONFIG names '/nowhere/x.toml', which does not exist; correct the path or unset RANKWATCH_CONFIG",
+    )
 
 
-def test_files_without_tomllib_are_an_error_only_when_one_exists(tmp_path, monkeypatch):
+def test_files_without_tomllib_are_not_used_and_said_only_when_one_exists(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tomllib", None)
-    assert load((), {}, (str(tmp_path / "absent.toml"),)).owner == ""
+    assert load((), {}, (str(tmp_path / "absent.toml"),)).warnings == ()
     path = file(tmp_path, "")
-    with pytest.raises(ConfigError, match=r"files need Python 3.11 or newer"):
-        load((), {}, (path,))
+    assert load((), {}, (path,)).warnings == (
+        f"{path} is not used: files need Python 3.11 or newer; use RANKWATCH_<NAME> variables or flags, or move the file away",
+    )
 
 
 @needs_toml
@@ -185,8 +235,7 @@ def test_pipes_devices_and_huge_files_hold_nothing_up(tmp_path):
         f"{paths[2]} is not used: it cannot be read (it is no regular file)",
         f"{paths[3]} is not used: it cannot be read (it is larger than 1 MiB)",
     )
-    with pytest.raises(ConfigError, match="no regular file"):
-        load((), {"RANKWATCH_CONFIG": paths[0]}, ())
+    assert "no regular file" in load((), {"RANKWATCH_CONFIG": paths[0]}, ()).warnings[0]
 
 
 def test_a_run_dir_of_a_user_who_does_not_exist_is_refused_by_name():
@@ -219,3 +268,20 @@ def test_an_empty_variable_is_no_value():
 def test_the_listing_hides_a_password_in_an_address():
     rows = config.describe(load([("external-url", "https://me:secret@host/x")], {}, ()))
     assert ("external-url", "https://***@host/x", "command line") in rows
+
+
+def test_a_probe_is_switched_on_by_name_with_or_without_its_steps(tmp_path):
+    assert load([("probe", "numerics=10")], {}, []).probe == ("numerics=10",)
+    assert load([], {"RANKWATCH_PROBE": "numerics"}, []).probe == ("numerics",)
+    for wrong in ("numeric", "numerics=", "numerics=0", "numerics=x", "compile"):
+        with pytest.raises(ConfigError, match=r"--probe: .* it takes numerics, also as NAME=STEPS"):
+            load([("probe", wrong)], {}, [])
+
+
+def test_a_switch_is_true_or_false_in_every_layer(tmp_path):
+    assert load([], {}, []).torch_trace is False
+    assert load([("torch-trace", "true")], {}, []).torch_trace is True
+    assert load([("torch-trace", "false")], {"RANKWATCH_TORCH_TRACE": "1"}, []).torch_trace is False
+    assert load([], {"RANKWATCH_TORCH_TRACE": "x"}, []).warnings == (f"RANKWATCH_TORCH_TRACE: 'x' is not accepted; it takes true or false{IGNORED}",)
+    with pytest.raises(ConfigError, match="--torch-trace: 'x' is not accepted; it takes true or false"):
+        load([("torch-trace", "x")], {}, [])

@@ -118,6 +118,51 @@ def test_of_two_ranks_the_one_that_is_out_of_turn_is_named(size, culprits):
     assert (verdict.cause, verdict.culprit_ranks, verdict.confidence) == ("mismatch", culprits, "partial")
 
 
+def of_two(peer_entries: tuple[Collective, ...], *, heard: bool, completed: int = 54) -> tuple[RankState, RankState]:
+    """Rank 0 was aborted; the status numbers of both are older than that."""
+    peer = rank(1, 2, peer_entries[-1], before=peer_entries[:-1])
+    if not heard:  # read before its peer died, as everything that is known of it
+        peer = replace(peer, collectives=peer_entries, collectives_at=MONO - 0.2)
+    peer = replace(peer, completed={"0": completed}, enqueued={"0": completed})
+    return replace(rank(0, 2, code=-6, before=()), completed={"0": completed}, enqueued={"0": completed}), peer
+
+
+TURNS = tuple(call(seq, 1 if seq % 2 else 100) for seq in range(1, 61))  # 1 and 100 take turns
+
+
+def test_what_a_rank_called_before_its_peer_died_is_not_what_it_calls():
+    """Read at #59, where it was in turn; the disagreement came later, and nobody has said where."""
+    ended = replace(TURNS[58], created_wall_at=WALL - 0.21)
+    for newest in (ended, replace(ended, done=False)):  # gloo notes an end later than it comes about
+        verdict = verdict_on([*of_two((*TURNS[:58], newest), heard=False)], final=True)
+        assert (verdict.verdict, verdict.cause, verdict.culprit_ranks, verdict.confidence) == ("failed", "mismatch", (0, 1), "partial")
+        assert "#" not in verdict.summary
+        assert "calls" not in verdict.summary
+        assert "either side may be the wrong one" in verdict.evidence
+
+
+def test_the_call_that_is_out_of_turn_is_found_though_the_numbers_of_the_aborted_rank_are_old():
+    """#61 is due to be the small one; gloo ends the rank with the smaller buffer, the other one has its call done."""
+    verdict = verdict_on([*of_two((*TURNS, call(61, 100)), heard=True)])
+    assert (verdict.cause, verdict.culprit_ranks, verdict.confidence, verdict.group.seq) == ("mismatch", (1,), "partial", 61)
+    assert "rank 1 calls all_reduce of [100] Float" in verdict.summary
+
+
+def test_a_wait_that_lasted_when_it_was_read_is_what_the_rank_calls():
+    waits = replace(call(61, 100, done=False), created_wall_at=WALL - 3.0)
+    verdict = verdict_on([*of_two((*TURNS, waits), heard=False, completed=60)], final=True)
+    assert (verdict.cause, verdict.culprit_ranks, verdict.group.seq) == ("mismatch", (1,), 61)
+
+
+def test_of_more_ranks_the_aborted_one_is_named_though_nobody_has_said_what_was_called():
+    before = tuple(replace(each, created_wall_at=WALL - 60 + each.seq) for each in USUAL)
+    dead = replace(rank(1, 3, code=-6, before=()), completed={"0": 6})
+    peers = [replace(rank(number, 3, call(7), before=before, heard=False), collectives=before) for number in (0, 2)]
+    verdict = verdict_on([peers[0], dead, peers[1]], final=True)
+    assert (verdict.verdict, verdict.cause, verdict.culprit_ranks, verdict.confidence) == ("failed", "mismatch", (1,), "partial")
+    assert "a failure in native code of its own ends a process alike" in verdict.evidence
+
+
 def test_of_two_ranks_without_an_order_of_calls_either_may_be_wrong():
     before = tuple(call(seq, size) for seq, size in enumerate((1, 100, 100, 1, 1, 100, 7, 100, 100, 1), 1))
     ranks = [rank(0, 2, call(11, 100), before=before), replace(rank(1, 2, code=-6, before=before), completed={"0": 10}, enqueued={"0": 10})]

@@ -164,6 +164,11 @@ def test_victims_alone_are_told_at_the_end_as_a_network_trouble_without_certaint
     assert current.failure_weak
 
 
+def test_a_rank_that_ended_well_and_that_no_node_reports_any_more_is_no_error_of_ours():
+    well, lost = state(0, 0, at=MONO), state(1, 1, LOST, at=MONO + 0.2)
+    assert judge(snap([well, state(1), state(2)]), snap([lost, state(2)], 0.3))[0] == []
+
+
 def test_victims_of_a_partial_view_name_nobody():
     verdicts = diagnose(State(), snap(VICTIMS, 1.0, final=True), MONO + 1.0, Limits())[1]
     assert [(v.verdict, v.cause, v.culprit_ranks, v.confidence) for v in verdicts] == [("failed", "unknown", (), "partial")]
@@ -291,6 +296,11 @@ def test_a_rank_killed_when_its_cgroup_ran_out_of_memory_says_so():
     verdict = diagnose(State(), snap([state(0), dead, state(2)]), MONO, Limits())[1][0]
     assert (verdict.verdict, verdict.cause, verdict.domain, verdict.culprit_ranks) == ("failed", "oom_killed", "node", (1,))
     assert "memory cgroup" in verdict.summary
+    assert verdict.advice[0].startswith("Its memory cgroup was full: ")
+    dead = replace(dead, process=replace(dead.process, oom_note="kernel: Out of memory: Killed process 101"))
+    verdict = diagnose(State(), snap([state(0), dead, state(2)]), MONO, Limits())[1][0]
+    assert "the node had no memory left" in verdict.summary
+    assert verdict.advice[0].startswith("The host ran out of memory: ")
 
 
 def test_a_rank_that_ended_well_is_named_as_soon_as_a_peer_says_that_it_lost_it():
@@ -341,6 +351,20 @@ def test_the_advice_for_a_rank_that_exited_fits_its_code(code, words):
     (line,) = verdict.advice
     assert words in line
     assert ("code 0" in line) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("problem", "summary", "advice"),
+    [
+        ("train.py does not exist in /job", "Python could not start the script: train.py does not exist in /job", "Correct the script's path"),
+        ("", "ended with exit code 2 before torch was imported", "or the script refuses its arguments"),
+    ],
+)
+def test_exit_code_2_before_torch_was_imported_is_of_python_or_of_the_arguments(problem, summary, advice):
+    never_began = [replace(state(number, 2, stage="starting"), agent="silent", script_problem=problem) for number in (0, 1, 2)]
+    (found,) = diagnose(State(), snap(never_began), MONO, Limits())[1]
+    assert (found.cause, found.culprit_ranks, found.summary) == ("exited", (0, 1, 2), f"ranks 0-2 failed first: {summary}")
+    assert advice in found.advice[0]
 
 
 def test_the_place_of_a_rank_that_ended_in_a_library_is_empty():

@@ -53,6 +53,22 @@ def test_an_exception_whose_process_still_ends_comes_before_a_later_one():
     assert "its process has not ended yet" in verdict.evidence
 
 
+def test_a_rank_whose_interpreter_shuts_down_says_so_where_no_line_of_the_job_runs():
+    groups = {"groups": (GROUP,)}
+    late = rank(1, stage="exiting", waits=False, stack=Stack(101, MONO + 6, (Thread("MainThread", 1, ()),), text="<no Python frame>"))
+    entries = tuple(Collective("0", 0, 8, "all_reduce", ((5,),), ((5,),), ("Float",), WALL, 60.0) for _ in range(1))
+    waiting = [replace(rank(number), collectives=entries, collectives_at=MONO, **groups) for number in (0, 2)]
+    state, verdicts = State(), ()
+    for number in range(16):
+        t = number / 2
+        ranks = [replace(each, heartbeat_at=MONO + t) for each in (waiting[0], late, waiting[1])]
+        state, verdicts = look(snap(*ranks, t=t), state=state)
+    (verdict,) = verdicts
+    assert (verdict.verdict, verdict.cause, verdict.culprit_ranks) == ("slow", "not_entered", (1,))
+    assert "its script has ended and the interpreter is shutting down" in verdict.summary
+    assert verdict.advice[0].startswith("The rank has left its script while others still need it")
+
+
 def test_a_rank_that_hangs_in_its_own_end_is_named_with_what_it_raised():
     ranks = (rank(0), rank(1, crash=raised(0.0), stage="exiting", waits=False), rank(2))
     assert look(snap(*ranks, t=0.5), snap(*ranks, t=2.5))[1] == ()

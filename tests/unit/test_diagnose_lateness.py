@@ -288,6 +288,24 @@ def test_a_rank_that_waits_for_a_message_is_not_named():
     assert found[0][0] < 45
 
 
+def test_a_straggler_is_told_with_the_line_that_its_stack_shows_most():
+    slow = (Frame("augment_on_a_slow_cpu", "/job/elsewhere.py", 108), Frame("step", "/job/train.py", 52))
+    other = (Frame("forward", "/job/model.py", 31),)
+    reduces = (Frame("all_reduce", "/venv/lib/python3/site-packages/torch/distributed/distributed_c10d.py", 3252), Frame("step", "/job/train.py", 53))
+
+    def play(*stacks):
+        training = Training(3, noisy(random.Random(13), 0.4, {2: 0.3}, 0.01))
+        training.stack = lambda rank, now: Stack(100 + rank, MONO + now, (Thread("MainThread", 1, stacks[int(now / 1.5) % len(stacks)]),))
+        return training.told(60)[0][1]
+
+    told = play(slow, slow, other)
+    assert told.at == "elsewhere.py:108:augment_on_a_slow_cpu"
+    assert told.advice[0] == "Start at elsewhere.py:108:augment_on_a_slow_cpu on rank 2."
+    assert any(line.endswith("samples of its stack were in elsewhere.py:108:augment_on_a_slow_cpu") for line in told.evidence)
+    waiting = play(reduces, reduces, other)
+    assert (waiting.at, len(waiting.advice)) == ("", 1)
+
+
 def test_on_nccl_the_shortest_duration_names_the_late_rank_whatever_the_clocks_say():
     found = Training(2, noisy(random.Random(9), 0.3, {1: 0.3}, 0.01), backend="nccl", timed=True, offsets={0: 9.0}, node=lambda rank: "ab"[rank]).told(80)
     assert culprits(found) == {(1,)}
@@ -387,7 +405,7 @@ def test_the_ranks_behind_a_straggler_are_charged_for_their_share_only():
     assert not paged(book.open[0])
     line = lines.verdict(book.open[0], Status(JobInfo("job", "", (), "host", 3, 1, 0, {}, {}, WALL), snapshot))
     assert " STRAGGLER rank=1 " in line
-    assert " late_by=150ms last_at=98% costs=27.6_rank_s_a_min" in line
+    assert " late_by=150ms last_at=98% costs_rank_s_per_min=27.6" in line
     assert "~" in lines.verdict(
         replace(book.open[0], verdict=replace(told, straggling=Straggling(1.5, 0.98, 0.23, 27.6, measured=False))),
         Status(JobInfo("job", "", (), "host", 3, 1, 0, {}, {}, WALL), snapshot),

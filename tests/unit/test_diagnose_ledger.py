@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from build_jobs import MONO, Job, coll, compiling, destroy, group, init, load, nap, save, stepped
 
-from rankwatch.model import RankState
+from rankwatch.model import RankState, Verdict, Waited
 from rankwatch.monitor.diagnose import diagnose, ledger
-from rankwatch.monitor.diagnose.ledger import Blame, Ledger, Pending, Window
+from rankwatch.monitor.diagnose.ledger import Blame, Ledger, Pending, Window, explained, rows
 
 
 def spent(job):
@@ -48,9 +48,27 @@ def test_the_reason_is_the_best_that_was_seen_of_the_wait():
 
     job = Job(script, 3).play(60)
     assert spent(job) == {
-        (1, "data_loading at train.py:34:epoch"): pytest.approx(24, abs=3),
+        (1, "data_loading at train.py:22:__getitem__"): pytest.approx(24, abs=3),
         (0, "checkpointing at train.py:20:write"): pytest.approx(30, abs=3),
     }
+
+
+def test_a_wait_that_ends_with_the_death_it_was_for_is_charged_to_that_death():
+    """Nobody had been blamed for it before: it was too young."""
+    late = Pending(4.0, {(1,): Blame(2.0, "late", 0)}, frozenset({0, 2}))
+    failure = Verdict("k", "failed", "crashed", "user_code", (1,), (0, 2), 0.0, "", at="a.py:3:read")
+    told = rows(explained(Ledger(pending={"hang": late}), failure))
+    assert told == (Waited(1, "crashed at a.py:3:read", 4.0),)
+    known = Pending(4.0, {(1,): Blame(2.0, "compiling f@a.py:3", 2)}, frozenset({0, 2}))
+    assert rows(explained(Ledger(pending={"hang": known}), failure)) == (Waited(1, "compiling f@a.py:3", 4.0),)
+
+
+def test_ranks_that_are_blamed_together_are_each_charged_with_their_own_line():
+    blame = Blame(3.0, "mismatch", 1, {0: "mismatch at q.py:12:step", 1: "mismatch at q.py:9:log"})
+    assert rows(Ledger(pending={"hang": Pending(6.0, {(0, 1): blame}, frozenset({0, 1}))})) == (
+        Waited(0, "mismatch at q.py:12:step", 3.0),
+        Waited(1, "mismatch at q.py:9:log", 3.0),
+    )
 
 
 def test_waits_too_short_for_a_notice_are_charged_too():

@@ -3,6 +3,8 @@
 import pytest
 from build_jobs import Job, barrier, burn, coll, compiling, destroy, die, gil, group, hang, init, letter, load, mark, nap, recv, stepped
 
+from rankwatch.monitor.diagnose import words
+
 
 def steps(count, every=0.2):
     for _ in range(count):
@@ -244,11 +246,54 @@ def test_peers_times_for_the_same_frame_are_told():
     assert any(line.startswith("peers took 4.") and "6." in line for line in told.evidence)
 
 
-def test_the_data_loader_workers_state_is_evidence():
+def test_a_deadlock_of_groups_says_where_each_rank_is():
+    told = Job(group_order, 2).play(40).first("stuck").verdict
+    assert (told.at, told.places) == ("", ((0, "train.py:80:reduce"), (1, "train.py:81:reduce")))
+    assert told.advice == (
+        "Issue the collectives of these groups in the same order on every rank: see train.py:80:reduce on rank 0, train.py:81:reduce on rank 1.",
+    )
+
+
+def test_a_stopped_rank_is_continued_by_its_pid():
+    told = Job(stopped, 3).play(40).first("stuck").verdict
+    assert told.advice == ("The process was stopped by a signal. `kill -CONT 4001` continues it; find out who sent SIGSTOP.",)
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        (
+            "4/0: rounds == 2 # for _ in range(rounds): # model.py:192 in block",
+            "It recompiles because of the guard `rounds == 2`: a Python number or string that the graph has built in changes: ",
+        ),
+        (
+            "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5",
+            "It recompiles because of the guard `tensor 'x' size mismatch at index 0. expected 4, actual 5`: a size changes from call to call: ",
+        ),
+        ("", "A rank that compiles alone has come to other code or other inputs than its peers: "),
+    ],
+)
+def test_what_helps_against_a_compile_is_said_of_its_own_guard(reason, advice):
+    def script(rank):
+        yield init(180)
+        yield from steps(10)
+        if rank == 1:
+            yield compiling(25, phase_s=2.0, reason=reason)
+        yield from steps(10)
+
+    told = Job(script, 3).play(60).first("slow").verdict
+    assert told.cause == "compiling"
+    assert told.advice[0] == words.NEAR_TIMEOUT
+    assert told.advice[1].startswith(advice)
+
+
+def test_the_data_loader_workers_line_is_the_place():
     job = Job(dataloader_fork_lock, 2).play(60)
     told = job.first("stuck").verdict
     assert any("child pid 9 is asleep in train.py:22:__getitem__" in line for line in told.evidence)
-    assert told.at == "train.py:34:epoch"
+    assert told.at == "train.py:22:__getitem__"
+    assert told.advice[0] == "Start at train.py:22:__getitem__ on rank 1."
+    assert "its worker 9 is in train.py:22:__getitem__" in told.summary
 
 
 def test_a_cascade_blames_the_root_and_lists_the_rest_as_waiting():

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from build_calls import MONO, WALL, Job
+from build_jobs import frames
 
-from rankwatch.model import Collective, JobSnapshot, NodeReport
+from rankwatch.model import Collective, JobSnapshot, NodeReport, Stack, Thread
 from rankwatch.monitor.diagnose import State, diagnose
 from rankwatch.monitor.policy import Limits
 
@@ -37,11 +38,29 @@ def test_a_rank_that_has_left_a_call_out_is_told_by_what_comes_later_in_turn():
     assert "rank 1 calls all_reduce of [200] Float, which comes 1 later in turn" in found.evidence
 
 
-def test_with_two_ranks_whose_turn_it_was_is_told_and_both_are_named():
+def test_with_two_ranks_the_one_that_breaks_the_rhythm_with_something_new_is_named():
     found = stuck_at(31, [("barrier", ()), in_turn(31)])
-    assert found.culprit_ranks == (0, 1)
+    assert (found.culprit_ranks, found.waiting_ranks, found.confidence) == ((0,), (1,), "likely")
+    assert "there is no majority, so either side may be the wrong one" not in found.evidence
     assert "rank 0 calls barrier, which is no part of that" in found.evidence
     assert "rank 1 calls just that" in found.evidence
+
+
+def test_with_two_ranks_a_call_that_was_made_before_names_both():
+    """It may be the turn of either: one has left something out, or the other has done it twice."""
+    found = stuck_at(31, [in_turn(32), in_turn(31)])
+    assert found.culprit_ranks == (0, 1)
+    assert "rank 1 calls just that" in found.evidence
+
+
+def test_two_that_are_both_named_are_told_each_with_its_own_line():
+    line = {0: "q.py:12:step", 1: "q.py:9:log"}
+    calls = [in_turn(32), in_turn(31)]
+    found = stuck_at(31, calls, stack=lambda rank: Stack(100 + rank, MONO, (Thread("MainThread", 1, frames(line[rank])),)))
+    assert (found.at, found.places) == ("", ((0, "q.py:12:step"), (1, "q.py:9:log")))
+    assert found.advice[0].startswith("Compare the call sites, first q.py:12:step on rank 0, q.py:9:log on rank 1: ")
+    alone = stuck_at(31, [in_turn(31), ("barrier", ())], stack=lambda rank: Stack(100 + rank, MONO, (Thread("MainThread", 1, frames(line[rank])),)))
+    assert (alone.culprit_ranks, alone.at, alone.places) == ((1,), "q.py:9:log", ())
 
 
 def test_a_repeated_call_is_the_one_that_came_just_before():

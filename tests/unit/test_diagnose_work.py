@@ -6,7 +6,7 @@ import pytest
 from build_jobs import MAIN, MONO, SITE, frames
 
 from rankwatch.model import Frame, KernelWait, Process, RankState, Stack, Thread
-from rankwatch.monitor.diagnose import State, causes, progress
+from rankwatch.monitor.diagnose import State, causes, progress, words
 from rankwatch.monitor.diagnose.state import Watch
 from rankwatch.monitor.diagnose.work import by_stack
 from rankwatch.monitor.policy import Limits
@@ -33,6 +33,12 @@ def stack(main, *others, at=NOW - 1, active=False, pid=4001):
     threads = [Thread("MainThread", pid, tuple(main), active=active)]
     threads += [Thread(f"Thread-{number}", pid + number, tuple(lines)) for number, lines in enumerate(others, 1)]
     return Stack(pid, at, tuple(threads))
+
+
+def held(main, at=NOW - 1):
+    """A sample in which the main thread owns the GIL and sleeps with it."""
+    sample = stack(main, at=at)
+    return replace(sample, threads=(replace(sample.threads[0], owns_gil=True),))
 
 
 def rank(main=(), *others, process=None, **state):
@@ -348,9 +354,59 @@ def test_a_kill_of_another_origin_says_what_was_looked_at():
 def test_a_save_that_holds_the_gil_is_a_save():
     """torch.save opens its file with the GIL held."""
     main = frames("@torch/serialization.py:828:_open_zipfile_writer_file.__init__", "@torch/serialization.py:1002:save", "train.py:30:finish", *MAIN)
-    state = replace(rank(main), heartbeat_at=NOW - 12, ping_ok=True)
+    state = replace(rank(stack=held(main)), heartbeat_at=NOW - 12, ping_ok=True)
     finding = causes.of(state, MONO, State(), NOW, Limits())
     assert (finding.cause, finding.domain, finding.at) == ("checkpointing", "storage", "train.py:30:finish")
     assert "no Python thread has run for 12 s" in finding.evidence
-    state = replace(rank(frames("train.py:30:parse", *MAIN)), heartbeat_at=NOW - 12, ping_ok=True)
+    state = replace(rank(stack=held(frames("train.py:30:parse", *MAIN))), heartbeat_at=NOW - 12, ping_ok=True)
     assert causes.of(state, MONO, State(), NOW, Limits()).cause == "gil_held"
+
+
+def test_a_rank_that_has_not_beaten_once_since_it_joined_has_not_got_the_gil():
+    """The agent's thread is there before the rank has joined, so what holds the GIL was called at once."""
+    silent = replace(rank(stack=held(frames("train.py:14:tokenize", *MAIN))), heartbeat_at=None, stage_since=NOW - 12, ping_ok=True)
+    finding = causes.of(silent, MONO, State(), NOW, Limits())
+    assert (finding.cause, finding.at, finding.limit) == ("gil_held", "train.py:14:tokenize", "pause")
+    assert "no Python thread has run for 12 s" in finding.evidence
+    assert causes.of(replace(silent, stage_since=NOW - 2), MONO, State(), NOW, Limits()).cause == "not_entered"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"probes": {"collectives": {"status": "off"}}, "heartbeat_at": None}, id="the probe that beats is off"),
+        pytest.param({"probes": {"collectives": {"status": "failed"}}, "heartbeat_at": NOW - 60}, id="it has switched itself off"),
+        pytest.param({"agent": "armed", "heartbeat_at": None}, id="the agent has not joined"),
+    ],
+)
+def test_where_nothing_beats_silence_says_nothing(more):
+    state = replace(rank(frames("train.py:14:tokenize", *MAIN)), stage_since=NOW - 12, ping_ok=True, **more)
+    assert causes.of(state, MONO, State(), NOW, Limits()).cause == "not_entered"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"stack": stack(frames("train.py:14:sleep", *MAIN))}, id="nobody owns the GIL, and the main thread sleeps"),
+        pytest.param({"last_step_at": NOW - 1, "stack": held(frames("train.py:14:step", *MAIN))}, id="it steps"),
+        pytest.param(
+            {"stack": held(frames("train.py:14:a", *MAIN)), "earlier_stack": held(frames("train.py:15:b", *MAIN), at=NOW - 4)}, id="its main thread moves"
+        ),
+    ],
+)
+def test_a_heartbeat_that_stops_while_python_runs_is_no_held_gil(more):
+    """Its thread has ended, or the job has frozen the clocks of its process."""
+    state = replace(rank(stack=more["stack"]), heartbeat_at=NOW - 60, ping_ok=True, **more)
+    assert causes.of(state, MONO, State(), NOW, Limits()).cause == "not_entered"
+    early = replace(state, heartbeat_at=NOW - 4, last_step_at=None, earlier_stack=None, stack=held(frames("train.py:14:x", *MAIN)))
+    assert causes.of(early, MONO, State(), NOW, Limits()).cause == "gil_held"
+
+
+def test_what_the_agent_could_not_see_is_not_said_to_be_no_exception():
+    def ended(agent):
+        state = replace(rank(), agent=agent, process=Process(4001, False, exit_code=1))
+        return words.advice("exited", causes.of(state, MONO, State(), NOW, Limits()))
+
+    assert "left no exception" in ended("claimed")[0]
+    assert "left no exception" not in ended("silent")[0]
+    assert "the last lines of its log say whether by an exception" in ended("loaded")[0]

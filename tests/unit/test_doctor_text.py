@@ -27,7 +27,7 @@ def test_text_shows_loss_and_remedy_below_the_finding() -> None:
         "stacks  degraded  py-spy: permission denied\n"
         "        lost: data_loading\n"
         "        do: add the SYS_PTRACE capability\n"
-        "degraded: the verdicts listed as lost cannot be given here\n"
+        "degraded: what is listed as lost cannot be given here\n"
     )
 
 

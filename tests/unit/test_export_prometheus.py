@@ -142,8 +142,15 @@ def test_compile_ddp_and_cudagraph_totals_are_exported():
     assert value(status, "rankwatch_cudagraph_pool_bytes", rank="0") == 268435456
 
 
+def test_a_model_that_fits_one_bucket_has_one_split():
+    record = {"status": "single_bucket", "splits": 1, "fingerprint": "c0ffee", "buckets": [{"bytes": 5000, "n_params": 2}], "calls": 1, "failures": 0}
+    status = Status(job=build_status.job(), snapshot=build_status.snapshot((build_status.rank_state(0, ddp=record),)), state="running")
+    assert value(status, "rankwatch_ddp_graph_splits", rank="0") == 1
+    assert value(status, "rankwatch_ddp_graph_split_hash", rank="0") == 0xC0FFEE
+
+
 def test_split_hashes_that_differ_in_the_last_of_48_bits_stay_apart():
-    ranks = tuple(build_status.rank_state(rank, ddp={"buckets": 2, "fingerprint": (1 << 48) - 1 - rank}) for rank in range(2))
+    ranks = tuple(build_status.rank_state(rank, ddp={"splits": 2, "fingerprint": f"{(1 << 48) - 1 - rank:x}"}) for rank in range(2))
     status = Status(job=build_status.job(), snapshot=build_status.snapshot(ranks), state="running")
     assert value(status, "rankwatch_ddp_graph_split_hash", rank="0") == 2**48 - 1
     assert value(status, "rankwatch_ddp_graph_split_hash", rank="1") == 2**48 - 2
@@ -232,9 +239,8 @@ def test_what_nobody_has_seen_gives_no_sample():
 
 def test_numbers_that_a_rank_made_up_do_not_break_the_scrape():
     totals = {"frames": "many", "recompiles": math.nan, "seconds": [1], "cache": {"fx": {"hit": None}, 3: 4}, "graph_breaks": True}
-    status = build_status.healthy_status(
-        snapshot=build_status.snapshot((build_status.rank_state(0, compile_totals=totals, ddp={"buckets": None}, probes={"x\ny": {}}),))
-    )
+    rank = build_status.rank_state(0, compile_totals=totals, ddp={"splits": None, "fingerprint": "no digits"}, probes={"x\ny": {}})
+    status = build_status.healthy_status(snapshot=build_status.snapshot((rank,)))
     found = series(status)
     assert ("rankwatch_compiled_frames_total", frozenset({("rank", "0")})) not in found
     assert ("rankwatch_recompiles_total", frozenset({("rank", "0")})) not in found

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from build_jobs import MONO, WALL, frames
 
+from rankwatch import shown
 from rankwatch.model import CompileActivity, JobSnapshot, NodeReport, Process, RankState, Stack, Thread, Verdict
 from rankwatch.monitor.incidents import MAX_CLOSED, Book, fold, paged, worst
 from rankwatch.monitor.policy import Limits
@@ -107,6 +108,57 @@ def test_at_the_end_open_incidents_are_marked_and_those_without_verdict_closed()
     assert left.final
     assert left.verdict.verdict == "failed"
     assert [incident.verdict.key for incident in play.book.closed] == ["hang-2"]
+
+
+def test_what_is_seen_while_a_job_is_torn_down_replaces_no_graver_word():
+    """The rank is let go just before anybody says that the job ends: it ends as it was."""
+    play = Play()
+    stuck = verdict("stuck", "uninterruptible", at="a.py:3:read", evidence=("state D",), advice=("see dmesg",))
+    play.look(verdict())
+    play.look(stuck)
+    play.look(verdict("slow", "not_entered"))
+    assert play.book.open[0].verdict.verdict == "slow"
+    play.look(verdict("slow", "not_entered"), final=True)
+    (incident,) = play.book.open
+    assert (incident.verdict, incident.final) == (stuck, True)
+    assert [(change.verdict, change.cause) for change in incident.history] == [("slow", "not_entered"), ("stuck", "uninterruptible")]
+
+
+def test_nor_does_an_equal_word_that_says_less_of_the_cause():
+    play = Play()
+    stuck = verdict("stuck", "stopped")
+    play.look(stuck)
+    play.look(verdict("stuck", "not_entered"))
+    play.look(verdict("stuck", "not_entered"), final=True)
+    assert play.book.open[0].verdict == stuck
+
+
+def test_a_rank_that_has_been_better_for_long_is_told_as_it_is_at_the_end():
+    play = Play()
+    play.look(verdict("stuck", "stopped"))
+    play.look(verdict("slow", "compiling"))
+    play.look(verdict("slow", "compiling"), final=True, dt=20.0)
+    assert (play.book.open[0].verdict.verdict, play.book.open[0].verdict.cause) == ("slow", "compiling")
+
+
+def test_one_clock_counts_over_all_verdicts_of_an_incident():
+    play = Play()
+    play.look(verdict(since=0.0), dt=5.0)
+    play.look(verdict("failed", "killed", since=9.0), dt=5.0)
+    incident = play.book.open[0]
+    assert incident.since_wall_at == WALL
+    assert shown.since(incident) == MONO
+    play.look(verdict("failed", "killed", since=-2.0))
+    assert shown.since(play.book.open[0]) == MONO - 2.0
+
+
+def test_an_incident_that_is_over_advises_nothing_that_was_to_be_done_while_it_lasted():
+    play = Play()
+    told = ("Nothing is broken while it moves. Near the timeout: raise it.", "The process was stopped by a signal. `kill -CONT 7` continues it.", "Look.")
+    play.look(verdict(advice=told))
+    play.look()
+    play.look()
+    assert play.book.closed[0].verdict.advice == ("Near the timeout: raise it.", "Look.")
 
 
 def test_at_most_50_closed_incidents_are_kept():

@@ -78,3 +78,16 @@ def test_restore_undoes_apply():
     assert "RANKWATCH_CLAIMED" not in environ
     restore(environ, before)
     assert environ == {"PYTHONPATH": "/mine", "RANKWATCH_CLAIMED": "7"}
+
+
+def test_more_probes_and_the_place_of_traces_are_handed_on():
+    changed = injected({}, more_probes=("numerics=10",), trace_dir="/run/torch_trace/attempt_0").set
+    assert changed["RANKWATCH_MORE_PROBES"] == "numerics=10"
+    assert changed["RANKWATCH_TRACE_DIR"] == "/run/torch_trace/attempt_0"
+    assert "TORCH_TRACE" not in changed  # each rank has a folder of its own
+
+
+def test_the_trace_of_an_outer_rank_is_not_ours_and_a_users_own_stays():
+    outer = {"RANKWATCH_TRACE_DIR": "/outer/attempt_0", "TORCH_TRACE": "/outer/attempt_0/rank_3"}
+    assert "TORCH_TRACE" in injected(outer).unset
+    assert "TORCH_TRACE" not in injected({"TORCH_TRACE": "/mine"}).unset

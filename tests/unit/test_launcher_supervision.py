@@ -10,10 +10,12 @@ import time
 
 import pytest
 
+from rankwatch.config import Options
 from rankwatch.launcher import supervision
 from rankwatch.launcher.aside import Aside
-from rankwatch.launcher.supervision import failed_exits
-from rankwatch.launcher.torchrun import supervised
+from rankwatch.launcher.supervision import Start, Supervision, failed_exits
+from rankwatch.launcher.torchrun import script_problem, supervised
+from rankwatch.monitor.policy import Limits
 
 
 def wait_until(condition):
@@ -121,6 +123,51 @@ def test_importing_the_launcher_loads_neither_torch_nor_the_monitors_libraries()
     program = "import sys, rankwatch.launcher.torchrun; print([name for name in ('torch', 'jinja2', 'prometheus_client', 'psutil') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "[]\n"
+
+
+class Monitor:
+    """Keeps what it was told."""
+
+    exit_request = None
+
+    def __init__(self):
+        self.told = []
+
+    def __getattr__(self, name):
+        return lambda *what: self.told.append((name, *what))
+
+
+def test_a_job_that_ends_while_the_monitor_still_starts_is_told_to_it_all_the_same(tmp_path):
+    monitor, never = Monitor(), threading.Event()
+
+    def slow(options, job, limits):
+        never.wait(1.3)  # past what the end of a longer job waits for
+        return monitor
+
+    one = Supervision(Options(run_dir=str(tmp_path)), Limits(), ("rankwatch",), {}, print, slow)
+    start = Start(0, 1, 1, {0: 0}, "none")
+    one.prepare(start)
+    one.started(start, ())
+    one.finish(0)
+    assert [name for name, *_ in monitor.told] == ["start", "workers_started", "stop"]
+    assert monitor.told[-1] == ("stop", 0)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "words", "problem"),
+    [
+        ("/usr/bin/python3", ("-u", "nofile.py", "--x"), "nofile.py does not exist in {here}"),
+        ("/usr/bin/python3", ("-u", "/nope/x.py"), "/nope/x.py does not exist"),
+        ("/usr/bin/python3", ("-u", "there.py", "nofile.py"), ""),
+        ("/usr/bin/python3", ("-u", "-m", "some.module"), ""),
+        ("./program", ("nofile.py",), ""),
+        (print, (), ""),
+    ],
+)
+def test_a_script_that_does_not_exist_is_seen_before_it_is_started(tmp_path, monkeypatch, entrypoint, words, problem):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").touch()
+    assert script_problem(entrypoint, words) == problem.format(here=tmp_path)
 
 
 def test_the_package_folder_is_the_one_that_holds_the_agent():

@@ -52,7 +52,7 @@ def test_the_second_line_comes_when_the_last_rank_steps_and_names_it():
     said.lines()
     said.announcer.look(status(119, rank(0, steps=5, last_step_at=118.0), rank(1, steps=1, last_step_at=119.0)), settled=True)
     said.announcer.look(status(120, rank(0, steps=6), rank(1, steps=2)), settled=True)
-    assert said.lines() == ["[rankwatch] all 2 ranks stepping after 19 s (slowest rank 1, +9 s)"]
+    assert said.lines() == ["[rankwatch] both ranks stepping after 19 s (slowest rank 1, +9 s)"]
 
 
 def test_the_second_line_says_how_long_the_slowest_rank_compiled():
@@ -60,7 +60,7 @@ def test_the_second_line_says_how_long_the_slowest_rank_compiled():
     totals = [{"seconds": {"dynamo": 1.0, "aot": 2.0, "inductor": inductor, "triton": 0.0, "autotune": 0.0}} for inductor in (37.0, 58.0)]
     ranks = (rank(0, steps=1, last_step_at=164.0, compile_totals=totals[0]), rank(1, steps=1, last_step_at=174.0, compile_totals=totals[1]))
     said.announcer.look(status(174, *ranks), settled=True)
-    assert said.lines()[-1] == "[rankwatch] all 2 ranks stepping after 74 s (compile 61 s; slowest rank 1, +10 s)"
+    assert said.lines()[-1] == "[rankwatch] both ranks stepping after 74 s (compile 61 s; slowest rank 1, +10 s)"
 
 
 def test_a_job_without_optimizer_steps_by_its_collectives():
@@ -111,6 +111,18 @@ def test_the_end_of_an_incident_is_said():
     assert " RECOVERED rank=1 " in said.lines()[-1]
 
 
+def test_the_block_at_the_end_leaves_out_the_advice_that_was_given_a_moment_ago():
+    def end(after_s):
+        said, one = Said(), incident(200.0)
+        stuck = dataclasses.replace(one, verdict=dataclasses.replace(one.verdict, verdict="stuck", advice=("See its stack.", "Ask its owner.")))
+        said.announcer.changed(IncidentChange("opened", stuck), status(200, rank(0), rank(1), incidents=(stuck,)))
+        said.announcer.ended(status(200 + after_s, rank(0), rank(1), incidents=(stuck,)), True, {})
+        return [line.removeprefix("[rankwatch] to do: ") for line in said.lines() if "to do: " in line]
+
+    assert end(5) == ["Ask its owner."]
+    assert end(50) == ["See its stack.", "Ask its owner."]
+
+
 def test_a_blind_rank_is_said_once_after_thirty_seconds_and_only_while_it_lives():
     said = Said()
     blind = rank(1, agent="silent", agent_detail="why")
@@ -156,3 +168,10 @@ def test_a_closed_stderr_is_survived():
     announcer.notice("x")
     assert announcer.flush(10)
     assert announcer.dropped == 1
+
+
+def test_ranks_without_agent_are_never_said_to_step():
+    said = Said()
+    said.announcer.look(status(110, rank(0, agent="off"), rank(1, agent="off")), settled=True)
+    said.announcer.look(status(111, rank(0, agent="off"), rank(1, steps=3, last_step_at=110.0)), settled=True)
+    assert not any("stepping" in line for line in said.lines())

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from rankwatch.model import Stack, Thread
 from rankwatch.monitor import bounded, pyspy, stacks
-from rankwatch.monitor.stacks import StackCapture, Target
+from rankwatch.monitor.stacks import SelfTest, StackCapture, Target
 from rankwatch.monitor.worker_server import ServerError
 
 TRACEBACK = 'Current thread 0x00 (most recent call first):\n  File "train.py", line 3 in load\n'
@@ -128,3 +129,25 @@ def test_one_question_at_a_time_goes_to_a_rank(server, capture):
     assert first.wait(10)
     assert first.value.threads
     assert server.asked == 1
+
+
+def test_a_sample_that_met_a_process_in_the_middle_of_a_change_is_taken_again_once(monkeypatch):
+    calls = []
+
+    def dump(_pyspy, pid, deadline_s, native):
+        calls.append(deadline_s)
+        return answers[len(calls) - 1]
+
+    race = Stack(7, 1.0, error="Failed to get stack traces Caused by: 0: Bad address (os error 14)")
+    good = Stack(7, 1.0, (Thread("MainThread", 7, ()),))
+    monkeypatch.setattr(pyspy, "dump", dump)
+    answers = [race, good]
+    assert StackCapture("py-spy").self_test(7) == SelfTest(True, "ok")
+    assert calls[1] < calls[0]
+    calls.clear()
+    answers = [race, race]
+    assert not StackCapture("py-spy").self_test(7).ok
+    assert len(calls) == 2
+    calls.clear()
+    answers = [Stack(7, 1.0, error="py-spy may not read process 7: no")]
+    assert not StackCapture("py-spy").self_test(7).ok

@@ -46,6 +46,32 @@ def test_a_flood_on_stderr_is_dropped_but_for_its_end() -> None:
     assert run("yes flood | head -c 30000000 >&2; echo last >&2; exit 5") == ["on-incident command ended with exit code 5: last"]
 
 
+def test_the_last_calls_are_started_behind_those_that_wait_and_outlive_the_launcher(tmp_path) -> None:
+    """Both threads are busy with commands that do not end, a third one waits: all are started, in their order, and nobody is waited for."""
+    program = (
+        "import os, sys, time\nfrom rankwatch.monitor import command\ncommand.DEADLINE_S = 1\n"
+        f"runner = command.IncidentCommand('echo $RANKWATCH_CHANGE $RANKWATCH_INCIDENT $RANKWATCH_REASON $(cat) >> {tmp_path}/told; sleep 1000', print)\n"
+        "for name in 'ab': runner.run('opened', name, lambda: b'1')\n"
+        f"while not os.path.exists('{tmp_path}/told') or len(open('{tmp_path}/told').readlines()) < 2: time.sleep(0.01)\n"
+        "runner.run('opened', 'c', lambda: b'2')\n"
+        "began = time.monotonic()\n"
+        "runner.finish([command.Call('closed', name, lambda: b'3', 'job_ended') for name in 'ac'])\n"
+        "assert runner.finished(20)\n"
+        f"while len(open('{tmp_path}/told').readlines()) < 5: time.sleep(0.01)\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=50, check=True)
+    told = (tmp_path / "told").read_text().splitlines()
+    assert sorted(told[:2]) == ["opened a 1", "opened b 1"]
+    assert sorted(told[2:]) == ["closed a job_ended 3", "closed c job_ended 3", "opened c 2"]
+
+
+def test_without_a_command_nothing_is_finished() -> None:
+    runner = IncidentCommand("", print)
+    runner.finish([command.Call("closed", "a", lambda: b"", "job_ended")])
+    assert runner.finished(0.0)
+
+
 def test_one_that_runs_when_the_launcher_ends_keeps_its_deadline(tmp_path) -> None:
     program = (
         "import os, sys, time\nfrom rankwatch.monitor import command\ncommand.DEADLINE_S = 0.2\n"

@@ -2,12 +2,15 @@
 
 import json
 import os
+import threading
+import time
 
 import pytest
 
 from rankwatch.config import Options
 from rankwatch.model import Change, Incident, JobInfo, JobSnapshot, NodeReport, RankState, Stack, Status, Verdict
 from rankwatch.monitor import files as module
+from rankwatch.monitor import web as web_module
 from rankwatch.monitor.files import RunFiles
 from rankwatch.monitor.web import Web
 from rankwatch.monitor.writer import Writer
@@ -178,3 +181,34 @@ def test_an_empty_or_missing_token_file_is_a_reason_not_to_listen(tmp_path, run)
     assert web.url == ""
     assert "none cannot be read" in run.said[0]
     run.said.clear()
+
+
+def test_a_token_file_that_is_a_pipe_is_a_reason_not_to_listen(tmp_path, run):
+    os.mkfifo(tmp_path / "pipe")
+    web = Web(Options(listen="127.0.0.1:0", token_file=str(tmp_path / "pipe")), run, lambda: run.status, run.said.append)
+    web.start()
+    assert web.url == ""
+    assert "pipe cannot be read (it is no regular file)" in run.said[0]
+
+
+def test_a_file_server_that_does_not_answer_delays_the_page_and_no_look(tmp_path, run, monkeypatch):
+    """The page is there once it answers; what answers only after the end listens no more."""
+    monkeypatch.setattr(web_module, "START_WAIT_S", 0.05)
+    (tmp_path / "token").write_text("t\n")
+    for stopped in (False, True):
+        gate = threading.Event()
+        web = Web(Options(listen="127.0.0.1:0", token_file=str(tmp_path / "token")), run, lambda: run.status, run.said.append)
+        monkeypatch.setattr(web, "_token", lambda gate=gate: gate.wait(20) and "t")
+        run.said.clear()
+        began = time.monotonic()
+        web.start()
+        assert time.monotonic() - began < 5
+        assert run.said[0].startswith("no status page yet: --token-file ")
+        assert web.url == ""
+        if stopped:
+            web.stop()
+        gate.set()
+        starting = next(thread for thread in threading.enumerate() if thread.name == "rankwatch-web")
+        starting.join(20)
+        assert (web.url == "") is stopped
+        web.stop()

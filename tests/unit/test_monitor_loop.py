@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.config import Options
 from rankwatch.model import Collective, Group, JobInfo, NodeReport, Process, RankState
-from rankwatch.monitor import loop
+from rankwatch.monitor import loop, writer
 from rankwatch.monitor.loop import Monitor
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.workers import Worker, Workers
@@ -174,6 +174,23 @@ def test_stop_after_success_is_quick_and_says_the_last_line(monitor):
     assert monitor.status.state == "done"
 
 
+def test_a_job_that_is_over_before_the_first_look_leaves_its_record_and_its_last_line(monitor, monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(monitor._web, "start", lambda: never.wait(0.6))  # past what the end of a longer job waits for
+    FakeReader.ranks = tuple(
+        dataclasses.replace(rank(number), agent="silent", process=Process(2_000_000_100 + number, alive=False, exit_code=0)) for number in (0, 1)
+    )
+    monitor.start()
+    monitor.workers_started(WORKERS)
+    monitor.stop(0)
+    document = json.loads((monitor.run_dir / "run.json").read_text())
+    assert (document["exit_code"], document["state"], document["ended_at"] is not None) == (0, "done", True)
+    first, last = monitor.out.getvalue().splitlines()
+    words = "watching 2 ranks on 1 node; compile, ddp, collectives, steps, cudagraph: the ranks ended before they reported, stacks unknown; status off"
+    assert words in first
+    assert last.startswith("[rankwatch] done ")
+
+
 def test_a_fault_of_ours_is_counted_said_once_and_ends_nothing(monitor, monkeypatch):
     monitor._take_workers(WORKERS)
     monkeypatch.setattr(FakeReader, "read", lambda self, *how: 1 / 0)
@@ -252,7 +269,9 @@ def test_what_a_restart_ends_reads_as_restarted(monitor):
     )
     assert "torchrun restarted the workers (attempt 1) after" in document["summary"]
     assert document["ranks"]["0"]["stage"] == "joined"
-    assert not any(" RECOVERED " in line for line in said(monitor)), "the new attempt has not got anywhere yet"
+    assert (document["verdict"], document["closed_at"]) == ("failed", None), "the new attempt has not got anywhere yet"
+    assert [change["verdict"] for change in document["history"]] == ["failed"]
+    assert not any(" RECOVERED " in line for line in said(monitor))
     FakeReader.ranks = tuple(dataclasses.replace(rank(number), steps=0, completed={}) for number in (0, 1))
     monitor._take_workers(dataclasses.replace(WORKERS, attempt=1))
     monitor._tick()
@@ -263,6 +282,27 @@ def test_what_a_restart_ends_reads_as_restarted(monitor):
     (line,) = (line for line in said(monitor) if " RECOVERED " in line)
     assert " rank=1 " in line
     assert " by=restart attempt=1 " in line
+    assert monitor._writer.flush(10)
+    document = json.loads((monitor.run_dir / "incidents" / incident.id / "incident.json").read_text())
+    assert (document["verdict"], [change["verdict"] for change in document["history"]]) == ("recovered", ["failed", "recovered"])
+    assert document["closed_at"] is not None
+
+
+@pytest.mark.parametrize(("exit_code", "verdict"), [(1, "failed"), (0, "recovered")])
+def test_a_restart_that_gets_nowhere_is_no_recovery_unless_the_job_ends_well(monitor, exit_code, verdict):
+    incident = loss(monitor)
+    monitor._end("torchrun stops the workers after rank 1 failed")
+    monitor._restart(1)
+    FakeReader.ranks = tuple(dataclasses.replace(rank(number), steps=0, completed={}) for number in (0, 1))
+    monitor._take_workers(dataclasses.replace(WORKERS, attempt=1))
+    monitor._tick()
+    monitor._restart(2)
+    monitor._take_workers(dataclasses.replace(WORKERS, attempt=2))
+    monitor._tick()
+    monitor._finish(exit_code, time.monotonic() + 2)
+    document = json.loads((monitor.run_dir / "incidents" / incident.id / "incident.json").read_text())
+    assert document["verdict"] == verdict
+    assert not any(" RECOVERED " in line for line in said(monitor))
 
 
 def test_calls_before_the_start_and_after_the_end_return(monitor):
@@ -277,7 +317,7 @@ def test_the_incident_command_gets_the_document_on_stdin(monitor, tmp_path, monk
     got = []
     done = threading.Event()
 
-    def run(change, incident_id, document):
+    def run(change, incident_id, document, reason):
         got.append((change, incident_id, json.loads(document())))
         done.set()
 
@@ -289,7 +329,50 @@ def test_the_incident_command_gets_the_document_on_stdin(monitor, tmp_path, monk
     assert (got[0][0], got[0][2]["verdict"]) == ("opened", "failed")
 
 
+def test_the_end_of_the_job_closes_every_open_incident_for_the_command(monitor, monkeypatch):
+    last = []
+    monkeypatch.setattr(monitor._command, "finish", last.extend)
+    monkeypatch.setattr(monitor._command, "run", lambda *told: None)
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    monitor._look_at_failure({1: 3}, time.monotonic() + 1)
+    monitor._finish(1, time.monotonic() + 2)
+    ((incident_id, change, reason, document),) = [(call.incident_id, call.change, call.reason, json.loads(call.document())) for call in last]
+    assert (change, reason) == ("closed", "job_ended")
+    assert (document["id"], document["verdict"], document["final"], document["closed_by"]) == (incident_id, "failed", True, "job_ended")
+    assert document["job"]["exit_code"] == 1
+    assert document["closed_at"] == document["job"]["ended_at"]
+    events = [json.loads(line) for line in (monitor.run_dir / "events.jsonl").read_text().splitlines()]
+    assert [event["reason"] for event in events if event["event"] == "incident_closed"] == ["job_ended"]
+
+
 def test_another_node_of_the_job_writes_below_nodes(monitor):
     monitor._take_workers(dataclasses.replace(WORKERS, group_rank=1, node="node/05"))
     assert monitor._writer.flush(10)
     assert [name.rsplit("-", 1)[0] for name in os.listdir(monitor.run_dir / "nodes")] == ["node_05"]
+
+
+@pytest.mark.parametrize(("fallback", "run"), [(True, "fallback"), (False, "")])
+def test_a_run_directory_that_hangs_at_the_end_is_told_and_no_file_is_named_that_is_not_there(monitor, tmp_path, monkeypatch, fallback, run):
+    """The last lines name the fallback where it took the files, else no place, and say that files are missing."""
+    gate, real = threading.Event(), writer.write_atomically
+
+    def write(path, data, mode):
+        if not fallback or not path.startswith(str(tmp_path / "fallback")):
+            gate.wait(30)
+        real(path, data, mode)
+
+    monkeypatch.setattr(writer, "write_atomically", write)
+    monkeypatch.setattr(loop, "LAST_HUNG_S", 0.0)
+    monkeypatch.setattr(loop, "LATE_FILES_S", 0.3)
+    (tmp_path / "fallback").mkdir()
+    monitor._writer._fallback_parent = str(tmp_path / "fallback")
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    monitor._finish(1, time.monotonic() + 2.0)
+    lines = said(monitor)
+    gate.set()
+    (done,) = [line for line in lines if line.startswith("[rankwatch] done ")]
+    assert (f"run={tmp_path / run}" in done) is fallback
+    assert any("not everything could be written to" in line for line in lines) is not fallback
+    assert not any(f"run directory: {tmp_path}\n" in line for line in lines)

@@ -173,3 +173,31 @@ def test_append_whole_adds_to_what_is_there(tmp_path):
     append_whole(str(tmp_path / "a"), b"1\n")
     append_whole(str(tmp_path / "a"), b"2\n")
     assert (tmp_path / "a").read_bytes() == b"1\n2\n"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_a_trouble_and_holds_nothing_up(tmp_path, said):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "temp").mkdir()
+    os.mkfifo(tmp_path / "run" / "events.jsonl")
+    reader = os.open(tmp_path / "run" / "events.jsonl", os.O_RDONLY | os.O_NONBLOCK)  # with a reader it would take the line and lose it
+    writer = Writer(str(tmp_path / "run"), said.append, fallback_parent=str(tmp_path / "temp"))
+    writer.append("events.jsonl", b"1\n")
+    assert writer.flush(10)
+    os.close(reader)
+    assert "events.jsonl: it is no regular file; files go to" in said[0]
+    with open(writer.path_of("events.jsonl"), "rb") as file:
+        assert file.read() == b"1\n"
+
+
+def test_a_write_that_hangs_is_known_by_its_age(tmp_path, said, monkeypatch):
+    gate, hung = threading.Event(), threading.Event()
+    monkeypatch.setattr(module, "write_atomically", lambda *_: (hung.set(), gate.wait(20)))
+    clock = [0.0]
+    writer = Writer(str(tmp_path), said.append, clock=lambda: clock[0])
+    assert not writer.hangs(1.0)
+    writer.write("a", b"")
+    assert hung.wait(10)
+    assert not writer.hangs(1.0)
+    clock[0] = 2.0
+    assert writer.hangs(1.0)
+    gate.set()

@@ -28,6 +28,20 @@ def test_an_incident_that_was_closed_just_before_its_waiters_ended_badly_names_i
     assert "went first" not in block
 
 
+def test_what_was_said_a_moment_ago_and_a_traceback_on_the_screen_are_not_said_again():
+    status = build_status.crashed_status()
+    whole = failed_block(status)
+    advice = status.open_incidents[0].verdict.advice
+    assert f"to do: {advice[0]}" in whole
+    assert 'raise ValueError("bad shard 17")' in whole
+    short = failed_block(status, said={status.open_incidents[0].id: advice[0]}, on_screen=(2,))
+    assert f"to do: {advice[0]}" not in short
+    assert 'raise ValueError("bad shard 17")' not in short
+    assert "exception of rank 2: its traceback is above\n" in short
+    assert "bad shard 17" in short.splitlines()[1]
+    assert short.splitlines()[1] == whole.splitlines()[1]
+
+
 def test_one_that_was_over_long_before_or_is_about_other_ranks_does_not():
     assert first_cause(ended(just_closed(30.0, (2, 3)))) is None
     assert first_cause(ended(just_closed(4.0, (7,)))) is None

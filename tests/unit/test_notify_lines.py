@@ -119,14 +119,16 @@ def test_each_incident_counts_once_by_the_gravest_verdict_it_had():
         closed_incidents=(recovered, dataclasses.replace(build_status.compiling_incident(), lost_rank_s=30.0)), state="done", exit_code=0
     )
     assert lines.done(picture) == (
-        "[rankwatch] done 9m44s: 1 stuck, 1 slow; 30 rank-s lost waiting (rank 3 recompiling forward@model.py:31: 30 rank-s; "
-        f"rank 1 not_entered at train.py:31:load_batch); run={picture.job.run_dir}"
+        f"[rankwatch] done 9m44s: 1 stuck, 1 slow; 30 rank-s lost waiting (rank 3 recompiling forward@model.py:31: 30 rank-s); run={picture.job.run_dir}"
     )
 
 
 def test_the_costliest_three_are_named_in_the_unit_of_the_whole_and_the_rest_summed():
     costs = (1500.0, 540.0, 90.0, 45.0, 15.0)
-    over = tuple(dataclasses.replace(build_status.stuck_incident(), id=str(cost), lost_rank_s=cost) for cost in costs)
+    over = tuple(
+        dataclasses.replace(build_status.stuck_incident(), id=str(cost), lost_rank_s=cost, verdict=build_status.stuck_verdict(at=f"train.py:{cost:.0f}:f"))
+        for cost in costs
+    )
     line = lines.done(build_status.healthy_status(closed_incidents=over, state="done", exit_code=0))
     assert "; 36 rank-min lost waiting (" in line
     assert [part.rsplit(": ", 1)[1] for part in line[line.index("(") + 1 : line.index(")")].split("; ")] == [
@@ -136,6 +138,12 @@ def test_the_costliest_three_are_named_in_the_unit_of_the_whole_and_the_rest_sum
         "1 rank-min",
     ]
     assert "; 2 more: " in line
+
+
+def test_incidents_of_one_rank_and_reason_are_one_cost():
+    over = tuple(dataclasses.replace(build_status.stuck_incident(), id=str(number), lost_rank_s=12.0) for number in range(2))
+    line = lines.done(build_status.healthy_status(closed_incidents=over, state="done", exit_code=0))
+    assert "24 rank-s lost waiting (rank 1 not_entered at train.py:31:load_batch: 24 rank-s); run=" in line
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The table of numbers: defaults, overrides, and the rules made of them."""
 
+import dataclasses
+
 import pytest
 
 from rankwatch.monitor.policy import Limits
@@ -38,11 +40,15 @@ def test_overrides_change_single_numbers():
 @pytest.mark.parametrize(
     ("stuck_after_s", "overrides", "words"),
     [
-        (None, {"notice": 3}, "unknown limit 'notice'"),
+        (None, {"notice": 3}, "limit notice is 3: there is no limit notice (did you mean notice_s?)"),
         (None, {"notice_s": 0}, "limit notice_s is 0"),
         (None, {"notice_s": float("nan")}, "limit notice_s is nan"),
         (None, {"notice_s": "5"}, "limit notice_s is '5'"),
         (-1.0, {}, "limit stuck_after_s is -1.0"),
+        (None, {"stuck_ratio": 50.0}, "limit stuck_ratio is 50.0: it takes a share above 0 and not above 1, such as 0.2"),
+        (None, {"notice_s": -4.0}, "limit notice_s is -4.0: it takes seconds above 0 and not negative, such as 5, 90s, 1.5m"),
+        (None, {"agree_polls": 2.5}, "limit agree_polls is 2.5: it takes a whole number from 1 on"),
+        (None, {"idle_factor": 0}, "limit idle_factor is 0: it takes a number above 0"),
         (None, {"stuck_min_s": 500}, "stuck_min_s (500) is above stuck_max_s (120)"),
     ],
 )
@@ -50,3 +56,10 @@ def test_a_bad_number_is_refused_with_its_name_and_value(stuck_after_s, override
     with pytest.raises(ValueError) as caught:
         Limits.from_options(stuck_after_s, overrides)
     assert words in str(caught.value)
+
+
+def test_every_number_says_what_it_decides():
+    meanings = Limits.meanings()
+    assert meanings["notice_s"] == "a wait this long is named (slow); shorter ones are everyday skew"
+    assert list(meanings) == [field.name for field in dataclasses.fields(Limits)]
+    assert all(meanings.values())

@@ -56,3 +56,12 @@ def test_every_package_says_what_it_is_for() -> None:
     """The docstring of a package is its design note."""
     for path in (ROOT / "rankwatch").rglob("__init__.py"):
         assert path.read_text().lstrip().startswith('"""'), path
+
+
+def test_the_index_of_the_diagnosis_names_every_module_once_and_no_other() -> None:
+    """One indented line a module: `  judge   the order of all this`."""
+    folder = ROOT / "rankwatch" / "monitor" / "diagnose"
+    docstring = (folder / "__init__.py").read_text().split('"""')[1]
+    named = [line.split()[0] for line in docstring.splitlines() if line.startswith("  ")]
+    assert sorted(named) == sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    assert all(len(line.split()) > 1 for line in docstring.splitlines() if line.startswith("  "))

@@ -8,7 +8,8 @@ import re
 import build_status
 import pytest
 
-from rankwatch.model import Change, Crash, Frame, Incident, Stack, StackGroup, Status, Thread, Verdict
+from rankwatch import shown
+from rankwatch.model import Change, Crash, Frame, Group, Incident, Stack, StackGroup, Status, Thread, Verdict
 from rankwatch.report import incident, markdown, page, run, state, status, text
 
 CONTRACT = {
@@ -164,6 +165,53 @@ def test_markdown_of_hostile_text_formats_nothing():
     assert markdown.block(["````"]).startswith("`````\n")
 
 
+def test_places_guards_and_commands_are_one_code_span_each():
+    place = "output_graph.py:3119:OutputGraph._call_user_compiler"
+    assert markdown.escape(f"rank 1 at {place} for 3 s") == f"rank 1 at `{place}` for 3 s"
+    assert markdown.escape("in c10d_logger.py:83:_exception_logger.<locals>.wrapper.") == "in `c10d_logger.py:83:_exception_logger.<locals>.wrapper`."
+    guard = "0/0: rounds == 2 # for _ in range(rounds): # model.py:192 in block"
+    assert markdown.escape(f"recompiled because: {guard}") == f"recompiled because: `{guard}`"
+    assert markdown.escape(f"f@a.py:3 (0/1): dynamo; recompiled because {guard}") == f"`f@a.py:3` (0/1): dynamo; recompiled because `{guard}`"
+    assert markdown.escape(f"x (torch.compile of f (recompiled: {guard})); y") == f"x (torch.compile of f (recompiled: `{guard}`)); y"
+    document = {**incident.to_json(build_status.stuck_incident(), build_status.stuck_status()), "advice": ["`kill -CONT 77` continues it."]}
+    assert "- `kill -CONT 77` continues it.\n" in markdown.render(document)
+
+
+def test_those_behind_a_straggler_wait_at_every_collective():
+    document = {"waiting_ranks": [0, 2], "group": {"desc": "default_pg", "op": "", "seq": 0}}
+    assert text.waiting_words({**document, "straggling": {"late_by_s": 0.2}}) == "2 ranks: 0,2 at every collective of default_pg"
+    assert text.waiting_words(document) == "2 ranks: 0,2 in a collective of default_pg"
+
+
+def test_what_a_culprits_worker_does_is_in_the_report():
+    picture = build_status.stuck_status()
+    opened = picture.open_incidents[0]
+    frame = Frame("decode", "/job/data.py", 126)
+    stack = dataclasses.replace(opened.stacks[1], subprocesses=(Stack(77, 1.0, (Thread("MainThread", 77, (frame,)),)),))
+    document = incident.to_json(dataclasses.replace(opened, stacks={**opened.stacks, 1: stack}), picture)
+    assert document["child_stacks"] == {"1": [{"pid": 77, "frames": ["decode (/job/data.py:126)"]}]}
+    assert "child process 77 of rank 1\n    decode (/job/data.py:126)\n" in text.render(document)
+    assert "**Stack of child process 77 of rank 1** (innermost first)" in markdown.render(document)
+
+
+def test_a_compile_that_is_over_is_told_with_one_set_of_figures():
+    row = {"frame": "f@a.py:3", "compile_id": "0/1", "phase": "dynamo", "phase_s": 0.2, "elapsed_s": 29.0}
+    assert text.compile_words(row, over=True) == "f@a.py:3 (0/1): compiled for 29 s or more, seen last in dynamo"
+    summary = (
+        "recovered after 55 s (2 waiting ranks lost 110 rank-s): rank 1 has not entered all_reduce #19 of default_pg "
+        "(torch.compile of f@a.py:3 [0/1] has run for 24 s, phase dynamo (build_guards) for 0 s) for 54 s; ranks 0,2 wait; the group's timeout comes in 9 s"
+    )
+    assert shown.past(summary) == (
+        "recovered after 55 s (2 waiting ranks lost 110 rank-s): rank 1 had not entered all_reduce #19 of default_pg "
+        "(torch.compile of f@a.py:3 [0/1] ran, seen last in phase dynamo (build_guards)); ranks 0,2 waited"
+    )
+
+
+def test_groups_without_a_description_have_the_name_that_verdicts_give_them():
+    assert shown.group_label(Group("1", "undefined", "gloo", (0, 1), 60.0)) == "group 1"
+    assert shown.group_label(Group("0", "default_pg", "gloo", (0, 1), 60.0)) == "default_pg"
+
+
 def test_report_txt_puts_the_culprit_first():
     picture = build_status.stuck_status()
     rendered = text.render(incident.to_json(picture.open_incidents[0], picture))
@@ -171,6 +219,9 @@ def test_report_txt_puts_the_culprit_first():
         rendered.index(word) for word in ("STUCK (not_entered", "What to do", "Who waits", "Stacks, grouped", "Process groups", "Evidence", "Missing", "Files")
     ]
     assert order == sorted(order)
+
+
+PAGED = [{"at": 30.0, "verdict": "slow"}, {"at": 41.0, "verdict": "stuck"}]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +233,14 @@ def test_report_txt_puts_the_culprit_first():
         ({"verdict": "failed", "domain": "node"}, "yes: it does not end by itself"),
         ({"verdict": "straggler"}, "no: a ticket"),
         ({"verdict": "stuck", "closed_at": 1.0}, "no: it is over"),
-        ({"verdict": "stuck", "job": {"ended_at": 1.0}}, "no: the job has ended"),
+        ({"verdict": "slow", "job": {"ended_at": 1.0}}, "no: the job has ended"),
+        ({"verdict": "slow", "job": {"ended_at": 1.0, "state": "restarting"}}, "no: the workers were restarted"),
+        (
+            {"verdict": "stuck", "history": PAGED, "job": {"ended_at": 79.0}, "closed_at": 79.0, "closed_by": "job_ended"},
+            "yes, 00:00:41Z to the end of the job 00:01:19Z; nothing to do now",
+        ),
+        ({"verdict": "recovered", "history": PAGED, "closed_at": 79.0}, "yes, 00:00:41Z to 00:01:19Z; it is over"),
+        ({"verdict": "failed", "domain": "user_code", "history": PAGED}, "yes, from 00:00:41Z on; now a ticket for the owner of the job"),
         ({"verdict": "failed", "domain": "node", "job": {"ended_at": 1.0}}, "yes: the job has ended, the node may fail the next one"),
         ({"verdict": "failed", "domain": "user_code", "run": {"labels": {"owner": "alice"}}}, "no: a ticket for alice"),
     ],
@@ -249,7 +307,7 @@ def test_a_recovered_incident_keeps_who_waited_and_shows_no_rank_that_has_moved_
         (7, "0,2-7", "collective_wait", "waiting", "all_reduce seq 26 of default_pg", False),
     ]
     assert text.render(document).count("recovered (not_entered)") == 1
-    assert "no: it is over" in page.render(document)
+    assert "to 03:12:44Z; it is over" in page.render(document)
     ended = incident.to_json(dataclasses.replace(over, final=True), build_status.stuck_status())
     assert ended["ranks"]["1"]["culprit"] is True
 
@@ -269,7 +327,8 @@ def test_the_document_of_a_job_that_has_ended_says_how_and_keeps_the_picture_fro
     assert document["job"] == {"ended_at": build_status.WALL + 9, "exit_code": 1, "ending": "SIGINT to the launcher", "state": "failed"}
     assert document["timeout_left_s"] is None
     assert document["timeout_at"] == build_status.WALL + 540
-    assert document["summary"].endswith("for 60 s; ranks 0,2-7 wait")
+    assert (document["closed_by"], document["closed_at"], document["final"]) == ("job_ended", build_status.WALL + 9, True)
+    assert document["summary"].endswith("it has been in load_batch (train.py:31); ranks 0,2-7 waited")
     assert (document["ranks"]["1"]["label"], document["ranks"]["0"]["label"]) == ("culprit: not_entered", "waiting")
     assert document["groups"][0]["behind"] == "1"
 
@@ -280,9 +339,9 @@ def test_the_report_of_a_job_that_has_ended_speaks_of_the_past():
     rendered = text.render(document)
     for words in (
         "the job ended 03:12:53Z with exit code 1 (SIGINT to the launcher)",
-        "until then: rank 1 has not entered",
+        "until then: rank 1 had not entered",
         "the group's timeout was due at 03:21:44Z",
-        "page     no: the job has ended",
+        "page     yes, 03:12:44Z to the end of the job 03:12:53Z; nothing to do now",
         "owner: alice@example",
         "labels: team=nlp",
         "Who waited",

@@ -36,6 +36,8 @@ def test_hidden(given, shown):
         ["--max-tokens", "128"],
         ["--tokens-per-batch=4096"],
         ["--keyframes", "7"],
+        ["--token-file", "/etc/rankwatch/token"],
+        ["--ssl-key-path=/etc/key.pem", "--credentials_dir", "/etc/c"],
         ["--monkey", "x"],
         ["tokenizer.path=/data/t.model"],
         ["--rdzv-endpoint=host:29500"],

@@ -243,7 +243,7 @@ class TestWhoMayRead:
     def test_without_a_token_only_loopback_is_listened_on_and_said(self, site, listen):
         running = site(listen=listen)
         assert running.host == "127.0.0.1"
-        assert "need a token there; listening on 127.0.0.1 only; give a token with --token-file FILE" in running.server.notice
+        assert "need a token; listening on 127.0.0.1 only; give a token with --token-file FILE" in running.server.notice
         assert running.get("/healthz")[0] == 200
 
     def test_beyond_loopback_any_host_name_with_the_token_is_served(self, site):
