@@ -39,7 +39,7 @@ def test_a_process_with_the_agent_looks_like_one_without(tmp_path: Path) -> None
     for name in ("argv", "main", "path", "excepthook", "threads", "sigint", "sitecustomize"):
         assert watched[name] == bare[name], name
     assert watched["pythonpath"] == str(SITE)  # a shell or wrapper in between passes it on
-    agent = ["boot", "mark", "orphan", "ownership", "when_imported"]
+    agent = ["boot", "clock", "mark", "orphan", "ownership", "when_imported"]
     assert watched["agent"] == ["rankwatch", "rankwatch.agent", *(f"rankwatch.agent.{name}" for name in agent), *WIRE]
 
 
@@ -192,3 +192,20 @@ def test_the_tracing_grant_is_given_only_where_it_is_needed(tmp_path: Path) -> N
     with Node(tmp_path) as node:
         assert node.run(code, RANKWATCH_PTRACE_OPT_IN="1") == (0, "True\n", "")
         assert node.run(code) == (0, "False\n", "")
+
+
+def test_an_exception_before_torch_is_in_the_slot_and_modules_beside_the_script_stay_the_jobs(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("json", "mmap"):
+        (own / f"{name}.py").write_text("print('mine')\n")
+    script = own / "train.py"
+    script.write_text("def load():\n    raise ValueError('boo')\n\nload()\n")
+    with Node(tmp_path) as node:
+        done = subprocess.run([sys.executable, str(script)], env=node.environ(), cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.splitlines()[-1] == "ValueError: boo"
+        lifecycle = node.record("lifecycle")
+        assert (lifecycle["stage"], lifecycle["exception"]["where"]) == ("exiting", "train.py:2:load")
+        done = subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], env=node.environ(), cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stderr, node.record("lifecycle")) == (3, "", {})
