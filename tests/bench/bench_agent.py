@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from agent_fakes import FakeRank
 from one_rank import Node
 
-from rankwatch.agent.probes.compile import Compiles
+from rankwatch.agent.compiling.finished import Compiles
 
 EVENTS = 100_000
 ROUNDS = 500
@@ -65,7 +65,7 @@ def per_event(folder: Path) -> None:
     utils = SimpleNamespace(guard_failures={}, config=SimpleNamespace(), get_chromium_event_logger=lambda: SimpleNamespace(get_stack=list))
     stub: dict[str, Callable[[object], None]] = {"__name__": "torch._utils_internal"}  # type: ignore[dict-item]
     exec("def record_chromium_event_internal(event):\n    return None\n", stub)
-    hook = Compiles(fake.rank, fake.rank.probes["compile"], utils).wrap_event(stub["record_chromium_event_internal"])
+    hook = Compiles(fake.rank, fake.rank.probes["compile"], utils).live.wrap_event(stub["record_chromium_event_internal"])
     frame = ({"name": "dynamo", "ph": "B", "args": {"compile_id": "0/0"}}, {"name": "dynamo", "ph": "E", "args": {}})
     region = ({"name": "GraphLowering.codegen", "ph": "B", "args": {"compile_id": "0/0"}}, {"name": "GraphLowering.codegen", "ph": "E", "args": {}})
 

@@ -4,9 +4,12 @@
   python tests/bench/soak.py --minutes 3 --quick          (closer checkpoints and evaluations, for trying it out)
   python tests/bench/soak.py --minutes 60 --plain         (under plain torchrun: what torch's own memory does)
 
-Every 10 s the resident memory of launcher and ranks and the launcher's CPU time are read. Exit code 0: the job ended with 0 and no incident was
-ever above slow; 1 otherwise. Memory is for the reader to judge: slopes are fitted from the fifth minute of training on, and over the last half,
-when torch's flight recorder has filled its ring of 2,000 entries.
+Every 10 s the resident memory of launcher and ranks and the launcher's CPU time are read. The first third of the training settles: torch's flight
+recorder fills its ring of 2,000 entries, which is read again and again. Of the rest each two minutes are one median, and the slope is the median
+of the slopes between all pairs of these (Theil-Sen) with its 95 % interval (Sen): neither an outlier nor a regular rise and fall moves it.
+A process grows where its slope is 2 MB/h or more and 0 lies outside of the interval; it is unclear where the interval reaches beyond 10 MB/h.
+Ranks have torch's own memory in them: --against the JSON of a --plain run of the same length says what that does.
+Exit code 0: the job ended with 0, no incident was ever above slow and the launcher did not grow; 1 otherwise.
 """
 
 from __future__ import annotations
@@ -20,12 +23,19 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import combinations
+from math import ceil, sqrt
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 JOB = Path(__file__).with_name("soak_job.py")
 SAMPLE_S = 10.0
-SETTLED_S = 300.0
+SETTLES = 1 / 3  # of the training
+BLOCK_S = 120.0
+BLOCKS = 16  # of a short run, which are shorter
+GROWS_MB_PER_H = 2.0
+UNCLEAR_MB_PER_H = 10.0
 QUIET = {"slow", "recovered"}
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -122,33 +132,62 @@ def read_incidents(run_dir: Path, found: Soak) -> None:
             continue  # pruned this moment
 
 
-def slope(points: list[tuple[float, float]]) -> float:
-    """Least squares, per unit of x; 0 with fewer than three points."""
-    if len(points) < 3:
-        return 0.0
-    mean_x, mean_y = (sum(point[axis] for point in points) / len(points) for axis in (0, 1))
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """MB an hour with its 95 % interval; of fewer than eight blocks nothing can be said."""
+
+    mb_per_h: float = 0.0
+    low: float = float("-inf")
+    high: float = float("inf")
+    blocks: int = 0
+
+    @property
+    def word(self) -> str:
+        if self.mb_per_h >= GROWS_MB_PER_H and self.low > 0.0:
+            return "grows"
+        return "flat" if self.high <= UNCLEAR_MB_PER_H else "unclear"
 
 
-def report(found: Soak, num_ranks: int) -> dict[str, Any]:
-    """Prints the table; returns what it says."""
+def slope(points: list[tuple[float, int]]) -> Slope:
+    """Of (seconds, bytes): Theil-Sen over medians of blocks, so that samples of one rise and fall do not count as many."""
+    blocks: dict[int, list[tuple[float, int]]] = {}
+    span_s = points[-1][0] - points[0][0] if points else 0.0
+    block_s = min(BLOCK_S, max(SAMPLE_S, span_s / BLOCKS))
+    for at_s, value in points:
+        blocks.setdefault(int((at_s - points[0][0]) / block_s), []).append((at_s, value))
+    middles = [(median(at_s for at_s, _ in part) / 3600, median(value for _, value in part) / 1e6) for part in blocks.values()]
+    n = len(middles)
+    if n < 8:
+        return Slope(blocks=n)
+    slopes = sorted((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(middles, 2))
+    off = 1.96 * sqrt(n * (n - 1) * (2 * n + 5) / 18)  # of Kendall's sum, where nothing grows
+    low, high = int((len(slopes) - off) / 2), min(len(slopes) - 1, ceil((len(slopes) + off) / 2))
+    return Slope(median(slopes), slopes[max(0, low)], slopes[high], n)
+
+
+def report(found: Soak, num_ranks: int, against: dict[str, Any]) -> dict[str, Any]:
+    """Prints the table; returns what it says. against: what that of a plain run has returned, {} without one."""
     trained = found.trained_from_s or 0.0
     whole = [sample for sample in found.samples if len(sample.rank_rss_bytes) == num_ranks and sample.at_s >= trained]
     length = whole[-1].at_s - whole[0].at_s if whole else 0.0
-    settled = [sample for sample in whole if sample.at_s >= trained + min(SETTLED_S, length / 2)]
+    settled = [sample for sample in whole if sample.at_s >= whole[0].at_s + SETTLES * length]
     rows = {"launcher": [(sample.at_s, sample.launcher_rss_bytes) for sample in whole]}
     rows |= {f"rank {rank}": [(sample.at_s, sample.rank_rss_bytes[rank]) for sample in whole] for rank in range(num_ranks)}
     memory = {}
-    print(f"\n{'process':<10} {'RSS when training began':>24} {'settled':>9} {'end':>9} {'largest':>9}   slope once settled / of the last half")
+    print(f"\n{'process':<10} {'RSS when training began':>24} {'settled':>9} {'end':>9} {'largest':>9}   MB/h once settled, 95 % interval")
     for name, points in rows.items():
-        late = points[-len(settled) :] if settled else []
+        late = points[len(points) - len(settled) :]
         ends = [value / 1e6 for value in (points[0][1], late[0][1], points[-1][1], max(value for _, value in points))] if late else [0.0] * 4
-        memory[name] = {"start_mb": ends[0], "settled_mb": ends[1], "end_mb": ends[2], "largest_mb": ends[3]}
-        for key, part in (("slope_mb_per_h", late), ("last_half_slope_mb_per_h", points[len(points) // 2 :])):
-            memory[name][key] = slope([(at_s / 3600, value / 1e6) for at_s, value in part])
-        slopes = f"{memory[name]['slope_mb_per_h']:+.2f} / {memory[name]['last_half_slope_mb_per_h']:+.2f} MB/h"
-        print(f"{name:<10} {ends[0]:>21.1f} MB {ends[1]:>6.1f} MB {ends[2]:>6.1f} MB {ends[3]:>6.1f} MB   {slopes}")
+        fitted = slope(late)
+        memory[name] = {
+            "start_mb": ends[0], "settled_mb": ends[1], "end_mb": ends[2], "largest_mb": ends[3], "mb_per_h": fitted.mb_per_h,
+            "interval_mb_per_h": [fitted.low, fitted.high] if fitted.blocks >= 8 else None, "blocks": fitted.blocks, "word": fitted.word,
+        }  # fmt: skip
+        said = f"{fitted.mb_per_h:+.2f} [{fitted.low:+.1f}, {fitted.high:+.1f}] {fitted.word}"
+        other = against.get("memory", {}).get(name, {})
+        if other.get("interval_mb_per_h"):
+            said += f"; plain {other['mb_per_h']:+.2f} [{other['interval_mb_per_h'][0]:+.1f}, {other['interval_mb_per_h'][1]:+.1f}]"
+        print(f"{name:<10} {ends[0]:>21.1f} MB {ends[1]:>6.1f} MB {ends[2]:>6.1f} MB {ends[3]:>6.1f} MB   {said}")
     cpu = (whole[-1].launcher_cpu_s - whole[0].launcher_cpu_s) / length if length else 0.0
     verdicts = Counter((change["verdict"], change["cause"]) for doc in found.incidents.values() for change in doc["history"])
     print(f"\nlauncher: {cpu:.2%} of a core over {length / 60:.1f} min of training; exit code {found.exit_code}")
@@ -169,6 +208,7 @@ def main() -> int:
     parser.add_argument("--backend", default="inductor", help="of torch.compile; aot_eager needs no C++ compiler")
     parser.add_argument("--quick", action="store_true", help="a checkpoint every 40 s and an evaluation every 70 s")
     parser.add_argument("--plain", action="store_true", help="without rankwatch")
+    parser.add_argument("--against", type=Path, help="JSON of a --plain run, to be shown beside")
     parser.add_argument("--json-out", type=Path)
     parser.add_argument("--keep", type=Path, help="run directory and log stay here (default: a temporary folder that is named at the end)")
     arguments = parser.parse_args()
@@ -181,7 +221,7 @@ def main() -> int:
     command += ["--checkpoint-s", "40", "--evaluate-s", "70"] if arguments.quick else []
     print(" ".join(command), flush=True)
     found = soak(command, run_dir, folder / "output.log", arguments.minutes * 60 + 600)
-    summary = report(found, arguments.nproc)
+    summary = report(found, arguments.nproc, json.loads(arguments.against.read_text()) if arguments.against else {})
     if arguments.json_out:
         raw = [[s.at_s, s.launcher_rss_bytes, s.launcher_cpu_s, *s.rank_rss_bytes] for s in found.samples]
         columns = ["at_s", "launcher_rss_bytes", "launcher_cpu_s", *(f"rank{rank}_rss_bytes" for rank in range(arguments.nproc))]
@@ -189,7 +229,7 @@ def main() -> int:
             json.dumps({**summary, "command": command, "columns": columns, "samples": raw, "incidents": list(found.incidents.values())})
         )
     print(f"run and log: {folder}")
-    return 0 if found.exit_code == 0 and not found.paged() else 1
+    return 0 if found.exit_code == 0 and not found.paged() and summary["memory"]["launcher"]["word"] != "grows" else 1
 
 
 if __name__ == "__main__":
