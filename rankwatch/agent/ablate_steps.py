@@ -19,10 +19,13 @@ from time import monotonic, perf_counter, sleep
 from rankwatch.agent import compat, public
 from rankwatch.agent.crash import ending_exception
 from rankwatch.agent.guard import guarded, here
+from rankwatch.agent.sources import is_torch_or_stdlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ast import ExceptHandler
     from collections.abc import Callable
+    from types import FrameType
     from typing import Any
 
     from rankwatch.agent.guard import Probe
@@ -33,7 +36,7 @@ PEERS_S = 60.0
 GIL_FREE_S = 0.2
 """Then the GIL is free for gloo's threads, which drop Python objects of their last work: one that has not when the process group is destroyed
 under the GIL hangs the rank for ever (seen on torch 2.13, a thread of ProcessGroupGloo::runLoop against the reducer's destructor)."""
-IGNORED_ENDS = 3  # steps after the last one in which SystemExit was swallowed, before the process is ended without it
+IGNORED_ENDS = 3  # times that SystemExit was swallowed, before the process is ended without it
 _ROUND_LIMIT = 20_000
 _NAMES = 4096
 _LOSSES = 64
@@ -57,6 +60,8 @@ class Steps:
         self._own_s = 0.0
         self._codes: list[Any] = []
         self._done = False
+        self._ends = 0  # times that SystemExit was raised
+        self._raised_in: list[tuple[str, int]] = []  # (file, line) of its callers at the first, innermost first
 
     # -- hooks
 
@@ -117,7 +122,7 @@ class Steps:
     def begins(self, optimizer: Any) -> None:
         """An optimizer is about to step: gradients are whole."""
         torch = sys.modules["torch"]
-        if _capturing(torch):
+        if self._done or _capturing(torch):
             return
         _synchronize(torch)
         arrived = perf_counter()
@@ -155,7 +160,7 @@ class Steps:
 
     def explicit(self) -> None:
         """rankwatch.step() in a job whose optimizers nobody sees."""
-        if self._stepped:
+        if self._stepped or self._done:
             return
         self.round += 1
         self._line = {"n": self.round, "loss": self._loss(), "grad_norm": None, "grads": [], "dtypes": [], "param_norm": None}
@@ -190,7 +195,8 @@ class Steps:
     def end_after_last(self) -> None:
         """After the last step, once all ranks are there: SystemExit(0), which runs every `finally` and no `except Exception`.
 
-        A script that swallows it meets it again at its next step; the third time the process ends without it. No collective is issued.
+        A script that swallows it meets it again at its next step, which is recorded; after the third time the process ends without it.
+        No collective is issued.
         """
         if not self._probe.on or os.getpid() != here.pid or self.round < self._last:
             return
@@ -202,7 +208,9 @@ class Steps:
             self._leave_word()
             self._wait_for_peers()
             sleep(GIL_FREE_S)
-        if self.round >= self._last + IGNORED_ENDS:
+        if self._ends == 1:
+            self._caught()
+        if self._ends >= IGNORED_ENDS:
             self._exits()
             for stream in (sys.stdout, sys.stderr):
                 try:
@@ -210,7 +218,30 @@ class Steps:
                 except Exception:
                     pass
             os._exit(0)
+        if not self._ends:
+            self._note_lines()
+        self._ends += 1
         raise SystemExit(0)
+
+    def _note_lines(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if not is_torch_or_stdlib(frame.f_code.co_filename):
+                self._raised_in.append((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+
+    def _caught(self) -> None:
+        """{kind: "caught", where}: the script goes on after SystemExit; where: "train.py:31", the innermost handler that keeps it, or ""."""
+        where = ""
+        try:
+            for path, line in self._raised_in:
+                handler = handler_of(path, line)
+                if handler is not None:
+                    where = f"{os.path.basename(path)}:{handler}"
+                    break
+        except Exception:  # a source that Python's own parser does not take (RecursionError)
+            pass
+        self._file.write("caught", where=where)
 
     def _leave_word(self) -> None:
         try:
@@ -232,6 +263,32 @@ class Steps:
     def _exits(self) -> None:
         self._file.write("end", exception=ending_exception())
         self._leave_word()
+
+
+def handler_of(path: str, line: int) -> int | None:
+    """The line of the `except` that keeps a SystemExit raised at a line: innermost first, those that raise on left out. None where there is none."""
+    import ast
+
+    try:
+        with open(path, encoding="utf-8") as source:
+            tree = ast.parse(source.read())
+    except (OSError, ValueError, SyntaxError):
+        return None
+    found: tuple[int, int] | None = None
+    for block in ast.walk(tree):
+        if isinstance(block, ast.Try) and block.body[0].lineno <= line <= (block.body[-1].end_lineno or 0):
+            handler = next((one for one in block.handlers if _takes_exits(one)), None)
+            raises = handler is None or any(isinstance(inner, ast.Raise) for inner in ast.walk(handler))
+            if handler is not None and not raises and (found is None or block.lineno > found[0]):
+                found = block.lineno, handler.lineno
+    return found and found[1]
+
+
+def _takes_exits(handler: ExceptHandler) -> bool:
+    import ast
+
+    names = [] if handler.type is None else getattr(handler.type, "elts", [handler.type])
+    return not names or any(ast.unparse(name).rpartition(".")[2] in ("SystemExit", "BaseException") for name in names)
 
 
 def watch_what_scripts_say(steps: Steps, probe: Probe, hide: Callable[[Any], Any]) -> None:

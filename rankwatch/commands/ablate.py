@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from rankwatch.commands.ablation.advice import next_steps
 from rankwatch.commands.ablation.bisect import Bisection, bisect
 from rankwatch.commands.ablation.compare import Floor
 from rankwatch.commands.ablation.judge import INCONCLUSIVE, LAYER_FOUND, UNSEEN, Conclusion, Outcome, Run, asked_of, conclude, confirmed, outcome
-from rankwatch.commands.ablation.text import Shown, render, to_json
+from rankwatch.commands.ablation.text import Shown, finite, render, to_json
 from rankwatch.commands.faults.launch import forwarded, torch_is_missing
 from rankwatch.config import Options, seconds
 
@@ -40,6 +41,8 @@ where it is given there, not from files or the environment.
 Exit codes: 0 no difference, 2 wrong usage, 3 layer found, 4 inconclusive.
 """
 STEPS, TIMEOUT, BISECT_RUNS = 10, "10m", 24
+NOTHING_YET = "nothing was run"
+LEAST_TIMEOUT_S = 5.0  # what a rank needs to import torch, at the least
 
 
 def main(argv: list[str], options: Options) -> int:
@@ -55,28 +58,62 @@ def main(argv: list[str], options: Options) -> int:
         return fail("ablate: the job stands after --, as in: rankwatch ablate -- torchrun --nproc-per-node 2 train.py")
     if several_nodes(job_words):
         return fail("ablate: --nnodes above 1: all ranks have to be on this machine, since each launcher would decide for itself which run comes next")
-    if arguments.steps < 2:
-        return fail("ablate: --steps 2 or more: the first step shows how many optimizers there are")
+    wrong = _out_of_range(arguments, timeout_s)
+    if wrong:
+        return fail(f"ablate: {wrong}")
     if torch_is_missing():
         return INCONCLUSIVE
     folder = Path(arguments.out or options.run_dir or f"rankwatch-runs/ablate-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}").absolute()
-    if (folder / "rungs").exists():
-        return fail(f"ablate: {folder} holds an ablation already; name another directory with --out")
-    folder.mkdir(parents=True, exist_ok=True, mode=options.run_dir_mode)
+    try:
+        if (folder / "rungs").exists():
+            return fail(f"ablate: {folder} holds an ablation already; name another directory with --out")
+        folder.mkdir(parents=True, exist_ok=True, mode=options.run_dir_mode)
+        (folder / "report.txt").write_text("", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return fail(f"ablate: cannot write into {folder} ({reason}); name another directory with --out")
     words = forwarded(options)
     if "--on-incident" not in words:
         words.append("--on-incident=")  # a planned failure pages nobody, whatever files and environment say
     job = runs.Job(tuple(job_words[1:]), tuple(words), arguments.steps, arguments.seed, timeout_s)
     ablation = Ablation(job, folder, rungs, arguments.rtol, arguments.slower_than, (lambda _text: None) if arguments.json else _tell)
-    ablation.climb()
-    if arguments.bisect and ablation.conclusion.code == LAYER_FOUND:
-        ablation.bisect(arguments.bisect_runs)
-    shown = ablation.shown(("torchrun", *job_words[1:]), arguments.bisect)
-    text, document = render(shown), json.dumps(to_json(shown), indent=1, allow_nan=False) + "\n"
-    (folder / "report.txt").write_text(text, encoding="utf-8")
-    (folder / "ablate.json").write_text(document, encoding="utf-8")
+    try:
+        ablation.climb()
+        if arguments.bisect and ablation.conclusion.code == LAYER_FOUND:
+            ablation.bisect(arguments.bisect_runs)
+    except BaseException as error:
+        ablation.stopped(error)
+        raise
+    finally:  # an interrupt and an error leave what the runs before them showed
+        text, document = _write(ablation.shown(("torchrun", *job_words[1:]), arguments.bisect), folder)
     sys.stdout.write(document if arguments.json else "\n" + text)
     return ablation.conclusion.code
+
+
+def _out_of_range(arguments: argparse.Namespace, timeout_s: float) -> str:
+    """What is wrong with the numbers of the command line; "" where nothing is."""
+    if arguments.steps < 2:
+        return "--steps 2 or more: the first step shows how many optimizers there are"
+    if timeout_s < LEAST_TIMEOUT_S:
+        return f"--timeout {LEAST_TIMEOUT_S:g} s or more: in less no rank has imported torch"
+    if arguments.rtol is not None and not 0.0 < arguments.rtol < 1.0:  # false for nan
+        return f"--rtol {arguments.rtol:g}: a number above 0 and below 1, such as 0.01"
+    if arguments.slower_than is not None and not (math.isfinite(arguments.slower_than) and arguments.slower_than >= 1.0):
+        return f"--slower-than {arguments.slower_than:g}: a ratio of 1 or more, such as 1.2"
+    if arguments.bisect_runs < 1:
+        return "--bisect-runs 1 or more"
+    return ""
+
+
+def _write(shown: Shown, folder: Path) -> tuple[str, str]:
+    """report.txt and ablate.json, each before the other's text is made: an error in one leaves the other."""
+    try:
+        text = render(shown)
+        (folder / "report.txt").write_text(text, encoding="utf-8")
+    finally:
+        document = json.dumps(finite(to_json(shown)), indent=1, allow_nan=False) + "\n"
+        (folder / "ablate.json").write_text(document, encoding="utf-8")
+    return text, document
 
 
 class Ablation:
@@ -90,7 +127,7 @@ class Ablation:
         self._bisection: Bisection | None = None
         self._bisection_folders: list[str] = []
         self._number = 0
-        self.conclusion = Conclusion(INCONCLUSIVE, "nothing was run")
+        self.conclusion = Conclusion(INCONCLUSIVE, NOTHING_YET)
 
     def climb(self) -> None:
         """Run the ladder, and the rung to blame once more."""
@@ -126,6 +163,11 @@ class Ablation:
             self._bisection.tried += finer.tried
             if finer.culprits:
                 self._bisection.culprits = finer.culprits
+
+    def stopped(self, error: BaseException) -> None:
+        """An interrupt, or an error of our own: no conclusion but one that stands already."""
+        if self.conclusion.words == NOTHING_YET:
+            self.conclusion = Conclusion(INCONCLUSIVE, f"stopped in run {self._number} by {type(error).__name__}{f': {error}' if str(error) else ''}")
 
     def shown(self, command: Sequence[str], bisected: bool) -> Shown:
         """What there is to tell."""

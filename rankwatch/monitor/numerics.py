@@ -227,8 +227,12 @@ class Numerics:
         more = len(group.differ) - 1
         what = group.names.get(number, f"#{number}") + (f" and {more} more" if more else "")
         equal = group.equal.get(number)
-        words = f"parameters differ between replicas since step {group.since}: {what}"
-        words += f", equal at step {equal}" if equal is not None else ", never seen equal"
+        every = max((_int(record.get("every")) for record in self._records.values()), default=0)
+        if equal is not None and every and group.since - equal > every:  # a look takes a few parameters only, and may be missed
+            words = f"parameters differ between replicas since between step {equal} and {group.since} (not compared in between): {what}"
+        else:
+            words = f"parameters differ between replicas since step {group.since}: {what}"
+            words += f", equal at step {equal}" if equal is not None else ", never seen equal"
         if group.majority:
             words += f"; rank {compress(group.odd)} differs from the other {len(_expanded(group.ranks)) - len(group.odd)}"
         else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rankwatch import shown
+from rankwatch.report.compile_parts import finite, number, rows
 
 CHART_COLUMNS = 72
 MAX_CHART_RANKS = 16
@@ -15,22 +16,25 @@ _MARKS = {" ": "", "-": "left to Python", "#": "compiles", "r": "recompiles", "!
 
 def chart(doc: Mapping[str, Any]) -> Iterator[str]:
     """A row a rank, a column a slice of the time from the first compile to the last; of several marks in a slice the gravest is shown."""
-    rows = [row for row in doc.get("timeline") or () if isinstance(row, Mapping)]
-    spans = [row for row in rows if isinstance(row.get("start_wall"), (int, float)) and isinstance(row.get("rank"), int)]
+    as_of = number(doc, "as_of")
+    spans = [
+        (int(rank), start, number(row, "end_wall") or max(as_of, start), row)
+        for row in rows(doc, "timeline")
+        if (start := finite(row.get("start_wall"))) is not None and (rank := finite(row.get("rank"))) is not None
+    ]
     if not spans:
         return
-    as_of = float(known) if isinstance(known := doc.get("as_of"), (int, float)) else 0.0
-    begin = min(row["start_wall"] for row in spans)
-    end = max(row.get("end_wall") or as_of for row in spans)
+    begin = min(start for _rank, start, _end, _row in spans)
+    end = max(end for _rank, _start, end, _row in spans)
     per_column = max(end - begin, 0.001) / CHART_COLUMNS
-    ranks = sorted({row["rank"] for row in spans})
+    ranks = sorted({rank for rank, _start, _end, _row in spans})
     lanes = {rank: [" "] * CHART_COLUMNS for rank in ranks[:MAX_CHART_RANKS]}
-    for row in spans:
-        lane = lanes.get(row["rank"])
+    for rank, start, ended, row in spans:
+        lane = lanes.get(rank)
         if lane is None:
             continue
-        first = int((row["start_wall"] - begin) / per_column)
-        last = int(((row.get("end_wall") or as_of) - begin) / per_column)
+        first = int((start - begin) / per_column)
+        last = int((ended - begin) / per_column)
         mark = _mark(row)
         for column in range(min(first, CHART_COLUMNS - 1), min(last, CHART_COLUMNS - 1) + 1):
             lane[column] = max(lane[column], mark, key=list(_MARKS).index)

@@ -141,6 +141,41 @@ class TestOutcomes:
         assert (found.kind, found.rank) == ("hangs", 1)
         assert found.words == "not done after 600 s, 5 steps by then; rankwatch: stuck, rank 1 is at train.py:31:load_batch; rank 0 waits"
 
+    def test_a_script_that_keeps_the_exit_is_inconclusive_whatever_comes_after(self):
+        lost = exception("RuntimeError", "[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
+        ranks = {0: rank_run(0, reached_last=True, caught="", exception=lost), 1: rank_run(1, reached_last=True, caught="train.py:5")}
+        said = "the script goes on after SystemExit (caught at train.py:5); let it pass, so that a run can end after its steps"
+        for end in ({"exit_code": 1}, {"exit_code": -15, "timed_out": True}, {"exit_code": 0}):
+            found = outcome(run("off", ranks=ranks, **end), None, None)
+            assert (found.kind, found.words) == ("not seen", said)
+        assert concluded(run("off", ranks=ranks, exit_code=1), run("inductor")).words == f"off: {said}"
+
+    def test_a_rank_that_fails_before_its_last_step_is_told_though_another_went_on(self):
+        ranks = {0: rank_run(0, exception=exception("ValueError", "bad batch")), 1: rank_run(1, reached_last=True, caught="train.py:5")}
+        assert outcome(run("off", ranks=ranks, exit_code=1), None, None).words == "rank 0: ValueError: bad batch at train.py:60:main"
+
+    def test_a_rank_that_left_is_named_and_not_the_lost_connection_of_its_peer(self):
+        lost = exception("RuntimeError", "[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
+        doc = {"verdict": "failed", "cause": "exited", "culprit_ranks": [1], "summary": "rank 1 failed first: ended with exit code 0"}
+        found = outcome(run("inductor", ranks={0: rank_run(0, exception=lost), 1: rank_run(1)}, exit_code=1, incidents=(doc,)), None, None)
+        assert (found.rank, found.words) == (1, "rank 1 failed first: ended with exit code 0")
+
+    def test_the_first_cause_is_named_though_the_lost_connection_came_earlier(self):
+        lost = exception("RuntimeError", "[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer", wall_ns=1)
+        ranks = {0: rank_run(0, exception=lost), 1: rank_run(1, exception=exception("ValueError", "bad batch", wall_ns=2))}
+        doc = {"verdict": "failed", "cause": "crashed", "culprit_ranks": [0], "summary": "rank 0 failed first"}
+        for incidents in ((), (doc,)):
+            found = outcome(run("inductor", ranks=ranks, exit_code=1, incidents=incidents), None, None)
+            assert (found.rank, found.words) == (1, "rank 1: ValueError: bad batch at train.py:60:main")
+
+    def test_of_several_incidents_of_a_hang_the_one_that_names_a_rank_is_told(self):
+        docs = (
+            {"verdict": "stuck", "cause": "unknown", "culprit_ranks": [], "summary": "somebody waits"},
+            {"verdict": "stuck", "cause": "not_entered", "culprit_ranks": [1], "summary": "rank 1 has not entered"},
+        )
+        found = outcome(run("inductor", timed_out=True, exit_code=-15, incidents=docs, wall_s=60.0), None, None)
+        assert (found.rank, found.words.partition("; ")[2]) == (1, "rankwatch: stuck, rank 1 has not entered")
+
     def test_slower_counts_only_when_asked_for(self):
         assert judged(run("off"), run("inductor", seconds=0.020))[0][1][1].kind == "ok"
         found = judged(run("off"), run("inductor", seconds=0.020), slower_than=1.5)[0][1][1]

@@ -12,7 +12,7 @@ from agent_fakes import Strict
 
 from rankwatch.agent import ablate, boot, public
 from rankwatch.agent.ablate import Ablation, described
-from rankwatch.agent.ablate_steps import Steps, watch_what_scripts_say
+from rankwatch.agent.ablate_steps import Steps, handler_of, watch_what_scripts_say
 from rankwatch.agent.guard import here
 from rankwatch.agent.record_file import RecordFile
 from rankwatch.wire import env
@@ -194,6 +194,13 @@ class TestEnd:
             with pytest.raises(SystemExit):
                 steps.end_after_last()
         assert codes == [0]
+        assert [line["kind"] for line in records(tmp_path)] == ["step", "last", "caught", "end"]
+
+    def test_where_the_exit_was_caught_is_recorded(self, tmp_path):
+        path = tmp_path / "job.py"
+        path.write_text("for _ in range(2):\n    try:\n        steps.explicit()\n        steps.end_after_last()\n    except SystemExit:\n        pass\n")
+        exec(compile(path.read_text(), str(path), "exec"), {"steps": self.steps(tmp_path, last=1)})
+        assert [line.get("where") for line in records(tmp_path) if line["kind"] == "caught"] == ["job.py:5"]
 
     def test_all_optimizers_of_the_last_round_step_first(self, tmp_path):
         steps = self.steps(tmp_path)
@@ -219,6 +226,23 @@ class TestEnd:
         public.step()
         assert before == ["step"]
         assert [(line["n"], line["loss"], line["grad_norm"]) for line in records(tmp_path)] == [(1, 3.0, None)]
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("try:\n    f()\nexcept SystemExit:\n    pass\n", 3),
+        ("try:\n    f()\nexcept (OSError, SystemExit):\n    pass\n", 3),
+        ("try:\n    f()\nexcept OSError:\n    pass\nexcept:\n    pass\n", 5),
+        ("try:\n    f()\nexcept Exception:\n    pass\n", None),
+        ("try:\n    f()\nexcept BaseException:\n    raise\n", None),
+        ("f()\nf()\n", None),
+        ("try:\n    f(\n", None),
+    ],
+)
+def test_the_handler_that_keeps_an_exit_is_found_in_the_source(tmp_path, source, wanted):
+    (tmp_path / "job.py").write_text(source)
+    assert handler_of(str(tmp_path / "job.py"), 2) == wanted
 
 
 def test_a_record_file_that_cannot_be_written_costs_the_job_nothing(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from agent_fakes import FakeRank
 from fake_dynamo import CODE, FRAME, Torch, metrics
 
-from rankwatch.agent.compiling.names import ordinal
+from rankwatch.agent.compiling.names import frame_name, ordinal
 from rankwatch.agent.threads import clean
 from rankwatch.wire import layout
 
@@ -271,3 +271,9 @@ def test_the_ordinal_of_a_compile_id(compile_id: str, before: int) -> None:
 def test_texts_are_one_line_without_nul_and_whole_characters() -> None:
     assert clean("  a\0b \nsecond", 100) == "a b"
     assert clean("\u00e4" * 100, 21) == "\u00e4" * 9 + "..."
+
+
+def test_a_frame_of_any_length_has_one_name_that_every_event_has_room_for():
+    assert frame_name("forward", "/home/x/model.py", 31) == "forward@model.py:31"
+    assert frame_name("f" * 3000, "/x/model.py", 31) == f"{'f' * 77}...@model.py:31"
+    assert len(frame_name("\u6f22" * 3000, "g" * 250, 123456).encode()) <= 160

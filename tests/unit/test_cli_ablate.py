@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
 from rankwatch import cli
+from rankwatch.commands import ablate
 from rankwatch.commands.ablate import several_nodes
+from rankwatch.commands.ablation import runs, text
+from rankwatch.commands.ablation.judge import Conclusion
 
 
 @pytest.mark.parametrize(
@@ -18,11 +24,60 @@ from rankwatch.commands.ablate import several_nodes
         (["--steps", "1", "--", "torchrun", "train.py"], "--steps 2 or more"),
         (["--timeout", "soon", "--", "torchrun", "train.py"], "seconds, or a number with s, m or h"),
         (["--", "torchrun", "--nnodes", "1:4", "train.py"], "all ranks have to be on this machine"),
+        (["--rtol", "nan", "--", "torchrun", "train.py"], "--rtol nan: a number above 0 and below 1"),
+        (["--rtol", "0", "--", "torchrun", "train.py"], "--rtol 0: a number above 0 and below 1"),
+        (["--rtol", "1", "--", "torchrun", "train.py"], "--rtol 1: a number above 0 and below 1"),
+        (["--rtol=-inf", "--", "torchrun", "train.py"], "--rtol -inf: a number above 0 and below 1"),
+        (["--timeout", "0", "--", "torchrun", "train.py"], "--timeout 5 s or more"),
+        (["--slower-than", "-1", "--", "torchrun", "train.py"], "--slower-than -1: a ratio of 1 or more"),
+        (["--slower-than", "nan", "--", "torchrun", "train.py"], "--slower-than nan: a ratio of 1 or more"),
+        (["--slower-than", "inf", "--", "torchrun", "train.py"], "--slower-than inf: a ratio of 1 or more"),
+        (["--bisect-runs", "0", "--", "torchrun", "train.py"], "--bisect-runs 1 or more"),
     ],
 )
 def test_a_mistake_is_told_and_gives_exit_code_2(capsys, words, said):
     assert cli.main(["ablate", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_runs(monkeypatch):
+    """What would start a job raises instead."""
+
+    def start(job, rung, folder, **more):
+        raise RuntimeError("a run was started")
+
+    monkeypatch.setattr(runs, "run", start)
+    monkeypatch.setattr(ablate, "torch_is_missing", lambda: False)
+
+
+@pytest.mark.parametrize(("inside", "said"), [("file", "File exists"), ("file/below", "Not a directory")])
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path, capsys, no_runs, inside, said):
+    (tmp_path / "file").touch()
+    assert cli.main(["ablate", "--out", str(tmp_path / inside), "--", "torchrun", "train.py"]) == 2
+    assert capsys.readouterr().err == f"[rankwatch] error: ablate: cannot write into {tmp_path / inside} ({said}); name another directory with --out\n"
+
+
+def test_an_error_in_a_run_leaves_a_report(tmp_path, no_runs):
+    with pytest.raises(RuntimeError, match="a run was started"):
+        cli.main(["ablate", "--out", str(tmp_path), "--", "torchrun", "train.py"])
+    assert json.loads((tmp_path / "ablate.json").read_text())["conclusion"] == "stopped in run 1 by RuntimeError: a run was started"
+    assert "stopped in run 1 by RuntimeError: a run was started" in (tmp_path / "report.txt").read_text()
+
+
+def test_an_error_after_the_conclusion_leaves_it_in_the_report(tmp_path, no_runs, monkeypatch):
+    def climb(self):
+        self.conclusion = Conclusion(3, "to blame: Inductor")
+        raise ValueError("late")
+
+    monkeypatch.setattr(ablate.Ablation, "climb", climb)
+    with pytest.raises(ValueError, match="late"):
+        cli.main(["ablate", "--out", str(tmp_path), "--", "torchrun", "train.py"])
+    assert json.loads((tmp_path / "ablate.json").read_text())["conclusion"] == "to blame: Inductor"
+
+
+def test_numbers_that_json_has_not_become_null():
+    assert text.finite({"a": [math.nan, 1.0, {"b": math.inf}], "c": "nan", "d": None}) == {"a": [None, 1.0, {"b": None}], "c": "nan", "d": None}
 
 
 def test_a_directory_that_holds_an_ablation_is_not_mixed_with_another(tmp_path, capsys):

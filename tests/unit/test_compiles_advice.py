@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankwatch.monitor.compiles.advice import give
+from rankwatch.monitor.compiles.cures import guard_cure
 
 
 def frame(**fields):
@@ -23,7 +24,7 @@ def guard(kind, text="text of the guard"):
     ("kind", "setting"),
     [
         ("tensor_size", "torch._dynamo.mark_dynamic(tensor, dim)"),
-        ("value", "torch._dynamo.config.allow_unspec_int_on_nn_module = True (an int attribute of a module)"),
+        ("value", None),
         ("identity", None),
         ("global_state", None),
         ("length", None),
@@ -34,6 +35,51 @@ def test_each_kind_of_guard_has_its_own_cure_and_its_text_is_the_evidence(kind, 
     (one,) = give(doc(frames=[frame(guards=[guard(kind)])]))
     assert (one["key"], one["setting"]) == (f"guard forward@model.py:12 {kind}", setting)
     assert one["evidence"] == ["forward@model.py:12 was recompiled 4 times (20.0 s): text of the guard"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected", "set_"),
+    [
+        ("self.k", "4", True),
+        ("self._modules['block'].k", "4", True),
+        ("L['self'].k", "-1", True),
+        ("self.scale", "2.5", False),
+        ("self.training", "True", False),
+        ("self.mode", "'warm'", False),
+        ("self.cfg['warm']", "4", False),
+        ("G['STEP']", "4", False),
+    ],
+)
+def test_only_an_int_attribute_of_a_module_is_cured_by_the_setting_for_those(source, expected, set_):
+    value = guard("value", f"{source} == {expected}") | {"source": source, "expected": expected}
+    (one,) = give(doc(frames=[frame(guards=[value])]))
+    setting = "torch._dynamo.config.allow_unspec_int_on_nn_module = True (an int attribute of a module)"
+    assert one["setting"] == (setting if set_ else None)
+    assert (setting in guard_cure("value", source, expected)) is set_
+
+
+def test_graphs_that_differ_in_sizes_only_are_cured_by_dynamic_sizes_once():
+    differ = {"kind": "different_graph", "frame": "forward@model.py:12", "words": "so it is", "groups": [{"ranks": "0"}, {"ranks": "1"}], "cause": "sizes"}
+    (one,) = give(doc(frames=[frame(guards=[guard("tensor_size")])], divergence=[differ]))
+    assert (one["key"], one["setting"], one["evidence"]) == ("guard forward@model.py:12 tensor_size", "torch._dynamo.mark_dynamic(tensor, dim)", ["so it is"])
+    assert "branch" not in one["words"]
+
+
+def test_where_sizes_or_a_branch_may_differ_the_sizes_are_looked_at_first():
+    differ = {"kind": "different_graph", "frame": "f@m.py:1", "words": "so it is", "groups": [{"ranks": "0"}, {"ranks": "1"}]}
+    (unknown,) = give(doc(divergence=[differ | {"cause": "sizes_or_branch"}]))
+    (branch,) = give(doc(divergence=[differ]))
+    cure = "let all ranks take the same branch: broadcast what it depends on, or write it as torch.where or torch.cond"
+    assert branch["words"] == f"f@m.py:1: {cure}"
+    assert unknown["words"] == f"f@m.py:1: compare the sizes of its inputs between ranks, and mark what differs dynamic; if they are alike, {cure}"
+
+
+def test_a_frame_that_is_compiled_anew_in_the_loop_is_to_be_compiled_before_it():
+    again = frame(compiles=20, recompiles=0, steps_compiled=20, last_step=19, ranks="0-1")
+    (one,) = give(doc(run={"steps_max": 20}, frames=[again]))
+    words = "forward@model.py:12: compile it once, before the loop: no torch._dynamo.reset() in the loop, and no torch.compile there"
+    assert (one["words"], one["ranks"]) == (words, "0-1")
+    assert one["evidence"] == ["forward@model.py:12 was compiled anew in 20 steps (20.0 s); no guard has failed"]
 
 
 def test_a_cheap_recompile_or_a_guard_of_no_known_kind_gives_no_advice():

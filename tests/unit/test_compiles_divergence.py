@@ -90,6 +90,17 @@ def test_different_graphs_of_one_frame_are_told():
     }
 
 
+def test_graphs_of_equal_counts_differ_in_sizes_where_a_size_has_failed_a_guard():
+    events = [compiled(0, fingerprint="aa"), compiled(1, fingerprint="bb")]
+    resizes = [resized(0, "0/1", 8, 9, fingerprint="cc"), resized(1, "0/1", 9, 7, fingerprint="dd")]
+    sized, unknown = found([*events, *resizes], snapshot(2))[0], found(events, snapshot(2))[0]
+    counts = "12 operations, 3 inputs, 8 guards"
+    assert (sized["kind"], sized["cause"]) == ("different_graph", "sizes")
+    assert sized["words"].startswith(f"compiled graphs for other sizes of {FRAME}: rank 0: {counts}, graph aa; rank 1: {counts}, graph bb")
+    assert (unknown["kind"], unknown["cause"]) == ("different_graph", "sizes_or_branch")
+    assert unknown["words"].startswith(f"compiled graphs of equal counts that differ of {FRAME}: rank 0: {counts}, graph aa")
+
+
 def test_the_same_graphs_in_another_order_are_the_same_program():
     """The two sides of a branch: code of one name, met in another order by each rank."""
     events = [

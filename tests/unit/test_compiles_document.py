@@ -5,7 +5,7 @@ import json
 from build_compiles import FRAME, compiled, event, resized, snapshot, told
 from build_status import NOW, WALL, job
 
-from rankwatch.model import CompileActivity, Group, Waited
+from rankwatch.model import CompileActivity, Group, Process, Waited
 from rankwatch.monitor.compiles.book import MAX_FRAMES_A_RANK, Book
 from rankwatch.monitor.compiles.document import MAX_BYTES, document, summary
 from rankwatch.monitor.compiles.events import take
@@ -65,9 +65,11 @@ def test_a_failed_guard_is_told_with_both_values_its_ranks_and_the_key_of_its_te
             "at": "",
             "expected": "5",
             "actual": "7",
+            "expected_before": ["4"],
             "values": ["5", "7"],
             "ranks": "1",
             "count": 2,
+            "rank_count": 1,
             "key": "0123456789ab",
         }
     ]
@@ -80,6 +82,26 @@ def test_the_value_that_a_constant_had_is_learnt_from_the_guard_of_the_next_comp
     events = [compiled(0), compiled(0, "0/1", recompile_reason=constant.format(0, 1)), compiled(0, "0/2", recompile_reason=constant.format(1, 2))]
     guard = only_frame(told(events, snapshot(1)))["guards"][0]
     assert (guard["class"], guard["source"], guard["expected"], guard["values"], guard["at"]) == ("value", "self.k", "2", ["2"], "model.py:54")
+
+
+def test_of_a_constant_the_values_that_were_expected_are_told_newest_first_and_none_as_found():
+    again = [compiled(rank, f"0/{n}", recompile_reason=f"0/{n - 1}: self.k == {n - 1}.5") for rank in (0, 1) for n in range(1, 9)]
+    guard = only_frame(told([compiled(0), compiled(1), *again], snapshot(2)))["guards"][0]
+    assert (guard["expected"], guard["actual"], guard["count"], guard["rank_count"]) == ("7.5", None, 16, 2)
+    assert guard["expected_before"] == ["6.5", "5.5", "4.5", "3.5", "2.5"]
+
+
+def test_the_steps_in_which_a_frame_was_compiled_are_counted():
+    frame = only_frame(told([compiled(0, step=step) for step in (0, 0, 3, 7)], snapshot(1)))
+    assert (frame["compiles"], frame["recompiles"], frame["steps_compiled"], frame["last_step"]) == (4, 0, 3, 7)
+
+
+def test_a_compile_that_was_under_way_when_the_process_ended_has_no_end_in_the_timeline():
+    book, dead = Book(), Process(1, alive=False)
+    for look in (snapshot(1, steps=0, compiling=(activity(),)), snapshot(1, final=True, steps=0, process=dead)):
+        book.look(look.ranks(), (0,), look.now, look.wall_at)
+    rows = document(book, job(), look, over=True)["timeline"]
+    assert [(row["frame"], row["end_wall"]) for row in rows] == [(FRAME, None)]
 
 
 def test_the_recompile_limit_is_latched():

@@ -98,6 +98,61 @@ def test_a_storm_that_has_stopped_is_no_storm():
     assert judge(stopped)["name"] == "compiled"
 
 
+def test_a_frame_that_is_compiled_anew_at_every_step_is_compiled_for_ever():
+    again = frame(compiles=220, steps_compiled=220, last_step=219)
+    for over in (False, True):
+        told = judge(doc(over=over, run={"steps_max": 220}, frames=[again], steps={"since_compile": 1, "last_compile_step": 219}))
+        words = "forward@model.py:12 is compiled anew in the loop, in 220 of 220 steps, the last time in the newest step: "
+        assert (told["name"], told["words"]) == ("compiles_for_ever", words + "torch._dynamo.reset() or a fresh torch.compile in the loop")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compiles": 48, "steps_compiled": 1, "last_step": 0},
+        {"compiles": 4, "steps_compiled": 4, "last_step": 9},
+        {"compiles": 3, "steps_compiled": 3, "last_step": 39},
+    ],
+    ids=["many blocks of one name", "long ago", "few"],
+)
+def test_pieces_of_one_name_that_were_each_compiled_once_are_no_storm(fields):
+    assert judge(doc(frames=[frame(**fields)], steps={"since_compile": 1, "last_compile_step": 39}))["name"] == "starting"
+
+
+def test_a_storm_of_one_frame_that_has_stopped_is_not_told_for_the_late_compile_of_another():
+    old, late = frame(compiles=6, recompiles=5, steps_compiled=6, last_step=10), frame(frame="evaluate@train.py:50", steps_compiled=1, last_step=38)
+    assert judge(doc(frames=[old, late], steps={"since_compile": 2, "last_compile_step": 38}))["name"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("since", "words"),
+    [
+        (0, "1 graph compiled; the run has ended right after its last compile"),
+        (1, "1 graph compiled; the run has ended in the step of its last compile"),
+        (2, "1 graph compiled; the run has ended one step after its last compile"),
+        (4, "1 graph compiled; the run has ended 3 steps after its last compile"),
+        (5, "1 graph compiled, steady: no compile for 5 steps"),
+    ],
+)
+def test_a_run_that_ended_soon_after_a_compile_is_not_called_steady(since, words):
+    told = judge(doc(over=True, steps={"since_compile": since, "last_compile_step": 40 - since}))
+    assert (told["name"], told["words"]) == ("compiled", words)
+
+
+@pytest.mark.parametrize(
+    ("timeline", "steps", "words"),
+    [
+        ([], 0, "ended before a graph was compiled"),
+        ([{"rank": 0, "frame": "forward@model.py:12", "end_wall": None}], 0, "ended while compiling forward@model.py:12"),
+        ([{"rank": 0, "frame": "forward@model.py:12", "end_wall": None}], 40, "ended while compiling forward@model.py:12"),
+    ],
+    ids=["no step", "in the first compile", "in a compile after eager steps"],
+)
+def test_a_job_that_was_stopped_in_its_first_compile_has_not_compiled_nothing(timeline, steps, words):
+    told = judge(doc(over=True, frames=[], totals=dict.fromkeys(totals(), 0), timeline=timeline, run={"steps_max": steps}, steps={}))
+    assert (told["name"], told["words"]) == ("starting", words)
+
+
 def test_nothing_compiled_is_not_told_before_a_step_or_while_something_compiles():
     nothing = totals(frames=0, graphs=0, library=3)
     assert judge(doc(frames=[], totals=nothing, run={"world_size": 4, "steps_max": 0}))["name"] == "starting"

@@ -85,6 +85,19 @@ def test_waits_too_short_for_a_notice_are_charged_too():
     assert spent(job) == {(2, "late"): pytest.approx(36, abs=6)}
 
 
+def test_a_compile_that_is_too_short_for_a_notice_is_charged_with_its_frame():
+    def script(rank):
+        yield init(600)
+        yield from steps(20)
+        if rank == 1:
+            yield compiling(3.8, cpu=1.0, frame="forward@model.py:31", reason="size of x changed")
+        yield from steps(20)
+
+    job = Job(script, 4).play(30)
+    assert job.incidents == ()
+    assert spent(job) == {(1, "recompiling forward@model.py:31"): pytest.approx(11, abs=2)}
+
+
 def test_a_late_start_is_charged_as_start_up():
     def script(rank):
         if rank == 1:

@@ -46,6 +46,19 @@ def test_the_rank_that_differs_from_the_majority_is_named_with_the_parameter() -
     assert finding.words == ("parameters differ between replicas since step 50: a.bias, equal at step 0; rank 1 differs from the other 2; norms from 3 to 4")
 
 
+def test_looks_between_that_were_at_other_parameters_leave_the_step_open() -> None:
+    def every_5(*checks: list[Any]) -> dict[str, Any]:
+        return {"every": 5, **replicas(*checks, ranks="0-1")}
+
+    equal = dict.fromkeys((0, 1), every_5(check(10, 7), check(15, 5, first=1), check(20, 5, first=1), check(25, 5, first=1)))
+    [finding] = looks(equal, {0: every_5(check(30, 7)), 1: every_5(check(30, 9))})
+    assert finding.words.startswith(
+        "parameters differ between replicas since between step 10 and 30 (not compared in between): a.weight; no majority among ranks 0-1; "
+    )
+    [finding] = looks({rank: every_5(check(25, 7)) for rank in (0, 1)}, {0: every_5(check(30, 7)), 1: every_5(check(30, 9))})
+    assert finding.words.startswith("parameters differ between replicas since step 30: a.weight, equal at step 25; ")
+
+
 def test_two_replicas_have_no_majority_and_nothing_is_said_twice() -> None:
     numerics = Numerics()
     picture = {0: replicas(check(50, 7), ranks="0-1"), 1: replicas(check(50, 9), ranks="0-1")}

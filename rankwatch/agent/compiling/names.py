@@ -6,15 +6,18 @@ import hashlib
 import os
 
 from rankwatch.agent.sources import is_torch_or_stdlib
+from rankwatch.agent.threads import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_FUNCTION_BYTES, _FILE_BYTES = 80, 64
+
 
 def frame_name(name: str, file: str, line: int) -> str:
-    """`forward@model.py:31`."""
-    return f"{name}@{os.path.basename(file)}:{line}"
+    """`forward@model.py:31`; within 160 bytes, so that every event and record has room for it and carries the same."""
+    return f"{clean(name, _FUNCTION_BYTES)}@{clean(os.path.basename(file), _FILE_BYTES)}:{line}"
 
 
 def ordinal(compile_id: str) -> int:

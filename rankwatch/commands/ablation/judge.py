@@ -12,6 +12,8 @@ from rankwatch.commands.ablation import compare
 from rankwatch.commands.ablation.compare import Difference, Floor
 from rankwatch.commands.ablation.ladder import OFF, Asked, layer
 from rankwatch.commands.ablation.records import RankRun
+from rankwatch.model import Crash
+from rankwatch.monitor.diagnose.victims import speaks_of_peers
 from rankwatch.wire.ranks import compress
 
 NO_DIFFERENCE, LAYER_FOUND, INCONCLUSIVE = 0, 3, 4
@@ -95,6 +97,9 @@ def outcome(run: Run, lowest: Run | None, floor: Floor | None, slower_than: floa
     """What a run showed. lowest, floor: None for the lowest rung itself, which is held against nothing."""
     speed = pace(run)
     late = "; it did not end by itself after its steps" if run.lingered else ""
+    goes_on = _goes_on(run)
+    if goes_on:
+        return Outcome(UNSEEN, goes_on, pace=speed)
     if run.timed_out:
         return Outcome(HANGS, _hang(run), pace=speed, rank=_culprit(run))
     if run.exit_code != 0:
@@ -213,10 +218,14 @@ def _not_finite_later(run: Run, found: Mapping[int, Difference]) -> str:
 def _failure(run: Run, speed: Pace | None) -> Outcome:
     with_exception = {rank: one.exception for rank, one in run.ranks.items() if one.exception}
     rank = _culprit(run)
-    if rank not in with_exception and with_exception and not any(found.get("cause") in ("killed", "oom_killed", "crashed") for found in run.incidents):
-        rank = min(with_exception, key=lambda one: with_exception[one].get("wall_ns", math.inf))
+    own = {one: found for one, found in with_exception.items() if not _tells_of_a_peer(found)}
+    gone = rank not in with_exception and any(found.get("cause") in ("exited", "killed", "oom_killed", "crashed") for found in run.incidents)
+    if not gone and rank not in own and (own or rank not in with_exception):
+        known = own or with_exception
+        rank = min(known, key=lambda one: known[one].get("wall_ns", math.inf), default=rank)
     if rank is None or rank not in with_exception:
-        words = run.incidents[0]["summary"] if run.incidents else f"exit code {run.exit_code}"
+        first = _first_cause(run)
+        words = first["summary"] if first else f"exit code {run.exit_code}"
         return Outcome(FAILS, words, rank=rank, error=words, pace=speed, frame=_last_frame(run, rank))
     exception = with_exception[rank]
     message = str(exception["message"])
@@ -230,8 +239,29 @@ def _failure(run: Run, speed: Pace | None) -> Outcome:
     return Outcome(FAILS, f"rank {rank}: {shown[:200]}{where}", rank=rank, error=error, at=at, frame=broken.frame if broken is not None else "", pace=speed)
 
 
+def _goes_on(run: Run) -> str:
+    """That the script swallowed the end of a run in which every rank made all its steps: whatever came after is no finding. "" otherwise."""
+    if not run.ranks or not all(rank.reached_last for rank in run.ranks.values()):
+        return ""
+    caught = [rank.caught for rank in run.ranks.values() if rank.caught is not None]
+    where = next((f" (caught at {where})" for where in caught if where), "")
+    return f"the script goes on after SystemExit{where}; let it pass, so that a run can end after its steps" if caught else ""
+
+
+def _tells_of_a_peer(found: Mapping[str, Any]) -> bool:
+    """Whether an exception only says that another rank is gone."""
+    return speaks_of_peers(Crash(str(found["type"]), str(found["message"]), str(found["where"]), str(found.get("traceback", ""))))
+
+
+def _first_cause(run: Run) -> Mapping[str, Any] | None:
+    """The incident to name: a failure before a wait, one that names a rank before one that does not, then the first opened."""
+    lasting = [found for found in run.incidents if found.get("verdict") != "recovered"]
+    return min(lasting, key=lambda one: (not one.get("culprit_ranks"), one.get("verdict") != "failed"), default=None)
+
+
 def _culprit(run: Run) -> int | None:
-    return next((found["culprit_ranks"][0] for found in run.incidents if found.get("culprit_ranks")), None)
+    found = _first_cause(run)
+    return found["culprit_ranks"][0] if found and found.get("culprit_ranks") else None
 
 
 def _last_frame(run: Run, rank: int | None) -> str:
@@ -241,7 +271,7 @@ def _last_frame(run: Run, rank: int | None) -> str:
 
 def _hang(run: Run) -> str:
     ran = f"not done after {run.wall_s:.0f} s, {run.steps} step{'s' if run.steps != 1 else ''} by then"
-    said = next((found for found in run.incidents if found.get("verdict") != "recovered"), None)
+    said = _first_cause(run)
     return f"{ran}; rankwatch: {said['verdict']}, {said['summary']}" if said else f"{ran}; rankwatch saw no wait between ranks"
 
 

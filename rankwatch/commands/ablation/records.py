@@ -53,6 +53,7 @@ class RankRun:
     exception: dict[str, Any] | None = None
     reached_last: bool = False
     ended: bool = False
+    caught: str | None = None  # it went on after the SystemExit of its last step; caught where: "train.py:31", "" where nobody knows
 
     def name_of(self, parameter: int) -> str:
         """`blocks.3.weight`, or `parameter 12`."""
@@ -106,6 +107,8 @@ def parse(rank: int, lines: Iterable[str]) -> RankRun:
             run.problems.append(f"{entry['at']}: {entry['text']}")
         elif kind == "last":
             run.reached_last = True
+        elif kind == "caught":
+            run.caught = str(entry["where"])
         elif kind == "end":
             run.ended, run.exception = True, entry["exception"]
     return run

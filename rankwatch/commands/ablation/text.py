@@ -4,8 +4,8 @@ ablate.json: {schema, code, conclusion, layer, rung, below, command [word], step
 floor {quantity: noise at the last compared step}, rtol, runs [{rung, again, folder, outcome, words, exit_code, wall_s, timed_out, lingered,
 steps, graphs, pace {median_s, low_s, high_s, steps}|null, ratio|null, error, at, rank|null, frame, differences [{rank, step, where, expected,
 actual}], nonfinite {rank: step}, ranks [{rank, loss [], grad_norm []}], incidents [{verdict, cause, culprit_ranks, summary}]}],
-bisection {culprits, why, runs [{folder, switched, bad}]}|null, next [str]}. Numbers that are not finite are texts ("nan", "inf"); keys are
-only ever added.
+bisection {culprits, why, runs [{folder, switched, bad}]}|null, next [str]}. Losses, norms and differences that are not finite are texts
+("nan", "inf"), any other such number is null; keys are only ever added.
 """
 
 from __future__ import annotations
@@ -108,6 +108,15 @@ def to_json(shown: Shown) -> dict[str, Any]:
         },
         "next": list(shown.next_steps),
     }
+
+
+def finite(document: Any) -> Any:
+    """The same document with null for each number that JSON has not."""
+    if isinstance(document, dict):
+        return {key: finite(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [finite(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 def _run(run: Run, found: Outcome, again: bool, base: Pace | None) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rankwatch.monitor.compiles.cures import GUARD_CURES, break_cure
-from rankwatch.monitor.compiles.regime import frames, hot_breaks, number, on_ranks, times
+from rankwatch.monitor.compiles.cures import GUARD_CURES, Cure, break_cure, cure_of
+from rankwatch.monitor.compiles.regime import compiled_anew, frames, hot_breaks, number, on_ranks, times
 
 MAX_ADVICE = 20
 WORTH_S = 1.0  # of compiling or waiting on account of it
+_DYNAMIC = GUARD_CURES["tensor_size"].setting
 SKEW_SHARE = 0.25  # of the smallest timeout: from there on a compile on one rank is a danger to the job
 
 
@@ -36,6 +37,7 @@ def give(doc: Mapping[str, Any]) -> list[dict[str, Any]]:
         *_failures(doc),
         *_nothing(doc),
         *_divergence(doc),
+        *_anew(doc),
         *_recompiles(doc),
         *_breaks(doc),
         *_ddp(doc),
@@ -94,10 +96,15 @@ def _divergence(doc: Mapping[str, Any]) -> Iterator[Advice]:
         groups = [group for group in found.get("groups") or () if isinstance(group, Mapping)]
         odd = str(groups[-1].get("ranks", "")) if groups else ""
         weight = 1e6 if found.get("correlated") else 1e4
-        if kind in ("different_graph", "failed_alone"):
-            cure = f"{frame}: let all ranks take the same branch: broadcast what it depends on, or write it as torch.where or torch.cond"
-            if kind == "different_graph":
-                yield Advice(f"branch {frame}", cure, words, "", str(frame or ""), odd, weight)
+        if kind == "different_graph" and found.get("cause") == "sizes":
+            size = GUARD_CURES["tensor_size"]
+            yield Advice(f"guard {frame} tensor_size", f"{frame}: {size.words}", words, size.setting, str(frame or ""), odd, weight)
+        elif kind == "different_graph":
+            cure = "let all ranks take the same branch: broadcast what it depends on, or write it as torch.where or torch.cond"
+            setting = ""
+            if found.get("cause") == "sizes_or_branch":
+                cure, setting = f"compare the sizes of its inputs between ranks, and mark what differs dynamic; if they are alike, {cure}", _DYNAMIC
+            yield Advice(f"branch {frame}", f"{frame}: {cure}", words, setting, str(frame or ""), odd, weight)
         elif kind in ("lone_recompile", "different_guard"):
             cure, setting = _lone_cure(doc, frame)
             yield Advice(f"lone {frame}", cure, words, setting, str(frame or ""), odd, weight)
@@ -120,9 +127,22 @@ def _split_cure(doc: Mapping[str, Any]) -> tuple[str, str]:
 def _lone_cure(doc: Mapping[str, Any], frame: object) -> tuple[str, str]:
     """(words, setting) against recompiles on some ranks only, by the frame's first guard."""
     guards = next((one.get("guards") for one in frames(doc) if one.get("frame") == frame), None) or ()
-    cure = GUARD_CURES.get(str(guards[0].get("class")) if guards else "")
+    cure = _cure(guards[0]) if guards else None
     what = cure.words if cure else "make its inputs alike on every rank"
     return f"the other ranks wait while some recompile {frame}: {what}; or compile all shapes before the loop", cure.setting if cure else ""
+
+
+def _cure(guard: Mapping[str, Any]) -> Cure | None:
+    return cure_of(str(guard.get("class")), str(guard.get("source") or ""), str(guard.get("expected") or ""))
+
+
+def _anew(doc: Mapping[str, Any]) -> Iterator[Advice]:
+    for frame in compiled_anew(doc):
+        name, seconds = frame.get("frame"), number(frame, "seconds_max")
+        words = f"{name}: compile it once, before the loop: no torch._dynamo.reset() in the loop, and no torch.compile there"
+        evidence = f"{name} was compiled anew in {int(number(frame, 'steps_compiled'))} steps ({seconds:.1f} s)"
+        evidence += "" if frame.get("guards") else "; no guard has failed"
+        yield Advice(f"anew {name}", words, evidence, "", str(name), str(frame.get("ranks", "")), seconds + 1e3)
 
 
 def _recompiles(doc: Mapping[str, Any]) -> Iterator[Advice]:
@@ -133,7 +153,7 @@ def _recompiles(doc: Mapping[str, Any]) -> Iterator[Advice]:
             continue
         name = frame.get("frame")
         for guard in list(frame.get("guards") or ())[name in lone : 2]:  # the first one's cure is told of a frame that some recompile alone
-            cure = GUARD_CURES.get(str(guard.get("class")))
+            cure = _cure(guard)
             if cure is None:
                 continue
             place = f" ({guard['at']})" if guard.get("at") else ""

@@ -73,6 +73,7 @@ class Book:
         self.lost = 0  # ranks of which events were lost
         self.compiling: dict[int, tuple[CompileActivity, ...]] = {}
         self.compiling_mask = 0
+        self.cut_off: dict[int, tuple[CompileActivity, ...]] = {}  # what a rank compiled when its process ended
         self.seen: dict[tuple[object, ...], float] = {}  # divergence -> wall time of its first sight
         self.version = 0  # grows with everything that changes the document
         self.parts = 0
@@ -109,6 +110,11 @@ class Book:
                     compiling[rank] = own
         if compiling or self.compiling:
             self.version += 1
+        for rank, own in self.compiling.items():
+            process = ranks[rank].process if rank in ranks else None
+            ended_at = self.ranks[rank].idle_since
+            if process is not None and not process.alive and rank not in compiling:
+                self.cut_off[rank] = tuple(activity for activity in own if ended_at is None or activity.started_at > ended_at)
         self.compiling = compiling
         self.compiling_mask = rank_sets.bits(compiling)
         self._skew(ranks, now, wall_at)

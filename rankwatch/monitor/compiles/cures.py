@@ -22,10 +22,7 @@ GUARD_CURES: dict[str, Cure] = {
     "tensor_stride": Cure("the memory layout changes from call to call: call .contiguous() before the compiled function"),
     "tensor_dtype": Cure("the element type changes from call to call: cast before the compiled function"),
     "tensor_other": Cure("requires_grad, device or layout of a tensor changes from call to call: make it the same before the compiled function"),
-    "value": Cure(
-        "a Python number or string that the graph has built in changes: hand it over as a tensor, or keep it out of the compiled function",
-        "torch._dynamo.config.allow_unspec_int_on_nn_module = True (an int attribute of a module)",
-    ),
+    "value": Cure("a Python number or string that the graph has built in changes: hand it over as a tensor, or keep it out of the compiled function"),
     "identity": Cure("another object is passed each time: create modules and functions once, outside the loop"),
     "type": Cure("an argument changes its type: pass the same type at each call"),
     "length": Cure("a list or tuple changes its length: pad it, or pass one stacked tensor"),
@@ -39,9 +36,20 @@ GUARD_CURES: dict[str, Cure] = {
 }
 
 
-def guard_cure(kind: str) -> str:
-    """What helps against recompiles for a guard of this class (guards.CLASSES), its setting included; "" where nothing is known."""
-    cure = GUARD_CURES.get(kind)
+_INT_OF_MODULE = "torch._dynamo.config.allow_unspec_int_on_nn_module = True (an int attribute of a module)"
+_MODULE_ATTRIBUTE = re.compile(r"(?:L\['self'\]|self)(?:\._modules\['\w+'\]|\.\w+)*\.\w+")
+
+
+def cure_of(kind: str, source: str = "", expected: str = "") -> Cure | None:
+    """What helps against recompiles for a guard of this class (guards.CLASSES) of this source; None where nothing is known."""
+    if kind == "value" and re.fullmatch(r"-?\d+", expected) and _MODULE_ATTRIBUTE.fullmatch(source):
+        return Cure(GUARD_CURES[kind].words, _INT_OF_MODULE)
+    return GUARD_CURES.get(kind)
+
+
+def guard_cure(kind: str, source: str = "", expected: str = "") -> str:
+    """The same as one text, its setting included; "" where nothing is known."""
+    cure = cure_of(kind, source, expected)
     return f"{cure.words}{f' [{cure.setting}]' if cure.setting else ''}" if cure else ""
 
 

@@ -140,6 +140,7 @@ def _different(scene: Scene, frame: FrameBook, ordinal: int, compiled: Compiled,
     """Other graphs or other guards. Graphs that every rank has got by now, in whatever order, are the same program."""
     graphs = {fingerprint: (mask & base, words) for fingerprint, (mask, words) in compiled.graphs.items() if mask & base}
     guards = {place: (mask & base, guard) for place, (mask, guard) in compiled.guards.items() if mask & base}
+    cause = ""
     uneven = [place for place, (mask, _guard) in guards.items() if base & ~(frame.guards[place].mask if place in frame.guards else mask)]
     if len(guards) > 1 and uneven:
         sides = [(mask, f"guard {guard.words}") for mask, guard in guards.values()]
@@ -148,12 +149,16 @@ def _different(scene: Scene, frame: FrameBook, ordinal: int, compiled: Compiled,
         same = len({words for _mask, words in graphs.values()}) == 1
         sides = [(mask, f"{words}, graph {fingerprint[:6]}" if same else words) for fingerprint, (mask, words) in graphs.items()]
         kind, thing = "different_graph", "compiled different graphs"
+        if same:  # what differs then is what the fingerprint sees and the counts do not
+            sized = any(failed.guard.kind == "tensor_size" and failed.mask & base for failed in frame.guards.values())
+            cause, thing = ("sizes", "compiled graphs for other sizes") if sized else ("sizes_or_branch", "compiled graphs of equal counts that differ")
     else:
         return
     sides.sort(key=lambda side: (-side[0].bit_count(), rank_sets.lowest(side[0])))
     if not by_design([mask for mask, _what in sides], scene.subgroups):
         told = "; ".join(f"{rank_sets.words(mask)}: {what}" for mask, what in sides[:4])
-        yield _entry(kind, frame.name, ordinal, sides, f"{thing} of {frame.name}{_which(ordinal)}: {told}", compiled.seen_wall)
+        entry = _entry(kind, frame.name, ordinal, sides, f"{thing} of {frame.name}{_which(ordinal)}: {told}", compiled.seen_wall)
+        yield entry | ({"cause": cause} if cause else {})
 
 
 def _failed(frame: FrameBook, ordinal: int, compiled: Compiled, base: int) -> Iterator[dict[str, Any]]:
@@ -211,7 +216,8 @@ def _by_record(book: Book, scene: Scene, frame: FrameBook, base: int) -> Iterato
         sides.sort(key=lambda side: (-side[0].bit_count(), rank_sets.lowest(side[0])))
         if len(sides) > 1 and not by_design([mask for mask, _what in sides], scene.subgroups):
             told = "; ".join(f"{rank_sets.words(mask)}: {what}" for mask, what in sides[:4])
-            yield _entry("different_graph", frame.name, None, sides, f"compiled different graphs of {frame.name} (by their totals): {told}", 0.0)
+            words = f"compiled different graphs of {frame.name} (by their totals): {told}"
+            yield {**_entry("different_graph", frame.name, None, sides, words, 0.0), "cause": "sizes_or_branch"}
 
 
 # -- DDPOptimizer ------------------------------------------------------------------------------------------------------------

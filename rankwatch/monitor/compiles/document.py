@@ -216,12 +216,12 @@ def _skew(book: Book, written: Callable[[int], str]) -> dict[str, Any]:
 
 
 def _timeline(book: Book, snapshot: JobSnapshot, max_rows: int) -> list[dict[str, Any]]:
-    """The newest compiles, oldest first; those that run have no end."""
+    """The newest compiles, oldest first; those that run, or ran when their process ended, have no end."""
     running = [
         {
             "rank": rank, "start_wall": round(snapshot.wall_at - max(0.0, snapshot.now - activity.started_at), 3), "end_wall": None, "frame": activity.frame,
             "kind": activity.kind, "compile_id": activity.compile_id, "ok": None, "reason_class": "", "step": book.ranks[rank].stepping.count,
         }
-        for rank, activities in book.compiling.items() for activity in activities
+        for rank, activities in {**book.cut_off, **book.compiling}.items() for activity in activities
     ]  # fmt: skip
     return sorted([*book.timeline, *running[:MAX_NOW]][-max_rows:], key=lambda row: (row["start_wall"], row["rank"]))

@@ -56,6 +56,7 @@ def _compile_end(book: Book, rank: int, event: Mapping[str, Any], wall_at: float
     caches = _states(event.get("cache"))
     frame.add_costs({str(phase): number(spent) for phase, spent in phases.items()} if isinstance(phases, dict) else {}, caches)
     if kind == "forward":
+        own.compiled_in(step)
         compiled = _forward(frame, rank, event, compile_id, guard)
     else:
         key = frame.key_of(rank, compile_id)

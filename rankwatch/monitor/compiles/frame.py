@@ -8,6 +8,7 @@ that is defined again); they are numbered in the order in which a rank first com
 from __future__ import annotations
 
 from rankwatch.monitor.compiles.guards import Guard
+from rankwatch.monitor.compiles.parts import MAX_VALUES, Broken, FailedGuard, Own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,26 +19,12 @@ MAX_GUARDS = 32
 MAX_GRAPHS = 16  # different ones of one compile
 MAX_BREAKS = 32
 MAX_FAILURES = 16
-MAX_VALUES = 6
 MAX_VARIANTS = 16
 MAX_PHASES = 16
 SAMPLES = 33
 
 Key = tuple[int, int]
 """(variant, ordinal)."""
-
-
-class Own:
-    """One rank's part in a frame. variants: [torch's number of the code, newest ordinal] in the order of their first compile."""
-
-    __slots__ = ("cache_size", "compiles", "graphs", "recompiles", "recorded", "rolling", "seconds", "variants")
-
-    def __init__(self) -> None:
-        self.variants: list[tuple[str, int]] = []
-        self.compiles = self.recompiles = self.graphs = self.cache_size = 0
-        self.seconds = 0.0
-        self.recorded = 0  # compiles by the rank's own record, events or not
-        self.rolling = ""  # its rolling hash over all graphs
 
 
 class Compiled:
@@ -70,30 +57,6 @@ class Compiled:
         self.longest_s, self.longest_rank = 0.0, 0
         self.seen_at = self.seen_wall = 0.0  # of the first rank's end
         self.step: int | None = None  # latest step in which a rank has done it
-
-
-class FailedGuard:
-    """A guard of a frame that has failed, by (kind, source): on which ranks, how often, with which values."""
-
-    __slots__ = ("count", "guard", "key", "mask", "values")
-
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
-        self.mask = self.count = 0
-        self.values: list[str] = []
-        self.key: str | None = None
-
-
-class Broken:
-    """A graph break, or a compile that failed: on which ranks and how often."""
-
-    __slots__ = ("at", "count", "gb", "key", "mask", "reason", "times", "type")
-
-    def __init__(self, at: str, reason: str, gb: str = "", type: str = "") -> None:
-        self.at, self.reason, self.gb, self.type = at, reason, gb, type
-        self.mask = self.count = 0
-        self.key: str | None = None
-        self.times: dict[int, int] = {}  # rank -> how often, as it tells itself
 
 
 class FrameBook:
@@ -195,6 +158,8 @@ class FrameBook:
         failed.mask |= 1 << rank
         failed.count += 1
         _note(failed.values, guard.actual)
+        if guard.expected:
+            failed.expected = [*(value for value in failed.expected if value != guard.expected), guard.expected][-MAX_VALUES:]
         if compiled is not None and (place in compiled.guards or len(compiled.guards) < MAX_GRAPHS):
             mask, _before = compiled.guards.get(place, (0, guard))
             compiled.guards[place] = (mask | 1 << rank, guard)

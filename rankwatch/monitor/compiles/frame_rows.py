@@ -10,7 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankwatch.monitor.compiles.frame import Broken, FailedGuard, FrameBook
+    from rankwatch.monitor.compiles.frame import FrameBook
+    from rankwatch.monitor.compiles.parts import Broken, FailedGuard
 
 MAX_GUARDS = 12
 MAX_BREAKS = 12
@@ -29,6 +30,8 @@ def frame_row(frame: FrameBook, lost_rank_s: float, written: Callable[[int], str
         "note": note,
         "compiles": max((part.compiles for part in own.values()), default=0),
         "recompiles": max((part.recompiles for part in own.values()), default=0),
+        "steps_compiled": max((part.steps for part in own.values()), default=0),
+        "last_step": max((part.last_step for part in own.values() if part.last_step is not None), default=None),
         "seconds_sum": round(sum(part.seconds for part in own.values()), 3),
         "seconds_max": round(own[slowest].seconds, 3) if slowest is not None else 0.0,
         "seconds_max_rank": slowest,
@@ -56,10 +59,12 @@ def _guard(failed: FailedGuard, written: Callable[[int], str]) -> dict[str, Any]
         "words": guard.words,
         "at": guard.at,
         "expected": guard.expected,
-        "actual": guard.actual or (failed.values[-1] if failed.values else ""),
+        "actual": guard.actual or None,  # torch tells it of tensors only
+        "expected_before": [value for value in reversed(failed.expected) if value != guard.expected],
         "values": list(failed.values),
         "ranks": written(failed.mask),
         "count": failed.count,
+        "rank_count": failed.mask.bit_count(),
         "key": failed.key or None,
     }
 

@@ -51,6 +51,30 @@ def hot_breaks(doc: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[
     return [(frame, frame["breaks"][0]) for frame in frames(doc) if frame.get("breaks") and not number(frame, "graphs")]
 
 
+def compiled_anew(doc: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Frames that are compiled from the start again and again, with no guard that failed, and still were in the newest part of the run."""
+    return [
+        frame
+        for frame in frames(doc)
+        if min(number(frame, "compiles") - number(frame, "recompiles"), number(frame, "steps_compiled")) > STORM_RECOMPILES and _not_stopped(doc, frame)
+    ]
+
+
+def _not_stopped(doc: Mapping[str, Any], frame: Mapping[str, Any]) -> bool:
+    steps = number(doc.get("run"), "steps_max")
+    return steps >= STORM_AFTER_STEPS and _last_step(doc, frame) >= steps * (1 - STORM_SHARE)
+
+
+def _last_step(doc: Mapping[str, Any], frame: Mapping[str, Any]) -> float:
+    """Of the frame's last compile; of the job's where the frame's is not known."""
+    return number(frame, "last_step") if frame.get("last_step") is not None else number(doc.get("steps"), "last_compile_step")
+
+
+def _ago(doc: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
+    since = int(number(doc.get("run"), "steps_max") - _last_step(doc, frame))
+    return f"{since} steps ago" if since > 1 else "in the newest step"
+
+
 def _regime(name: str, words: str, *evidence: str) -> dict[str, Any]:
     return {"name": name, "words": words, "evidence": [line for line in evidence if line]}
 
@@ -111,7 +135,7 @@ def _compiled_nothing(doc: Mapping[str, Any]) -> dict[str, Any] | None:
     if number(totals, "graphs") or doc.get("now") or not (count or number(totals, "library")):
         return None
     steps = number(doc.get("run"), "steps_max")
-    if not steps and not doc.get("over"):
+    if not steps or _cut_off(doc):
         return None
     tried = number(totals, "library") + number(totals, "skipped") + number(totals, "frames")
     return _regime(
@@ -121,6 +145,12 @@ def _compiled_nothing(doc: Mapping[str, Any]) -> dict[str, Any] | None:
         if tried
         else "Dynamo has not looked at one frame",
     )
+
+
+def _cut_off(doc: Mapping[str, Any]) -> str:
+    """The frame that was being compiled when its process ended, "" for none."""
+    rows = [row for row in doc.get("timeline") or () if isinstance(row, Mapping) and row.get("end_wall") is None]
+    return str(rows[0].get("frame") or "a frame") if rows else ""
 
 
 def _limited(doc: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -138,21 +168,36 @@ def _limited(doc: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _for_ever(doc: Mapping[str, Any]) -> dict[str, Any] | None:
-    steps, run_steps = doc.get("steps") or {}, number(doc.get("run"), "steps_max")
-    storming = [frame for frame in frames(doc) if number(frame, "recompiles") >= STORM_RECOMPILES]
-    if not storming or run_steps < STORM_AFTER_STEPS or number(steps, "last_compile_step") < run_steps * (1 - STORM_SHARE):
-        return None
+    run_steps = number(doc.get("run"), "steps_max")
+    storming = [frame for frame in frames(doc) if number(frame, "recompiles") >= STORM_RECOMPILES and _not_stopped(doc, frame)]
+    if not storming:
+        return _anew(doc)
     worst = max(storming, key=lambda frame: number(frame, "recompiles"))
     guard: Mapping[str, Any] = next(iter(worst.get("guards") or ()), {})
     why = f": {guard.get('text') or worst.get('last_reason')}" if guard or worst.get("last_reason") else ""
-    since = int(run_steps - number(steps, "last_compile_step"))
-    ago = f"{since} steps ago" if since > 1 else "in the newest step"
     return _regime(
         "compiles_for_ever",
-        f"{worst.get('frame')} was recompiled {times(number(worst, 'recompiles'))} in {int(run_steps)} steps, the last time {ago}{why}",
+        f"{worst.get('frame')} was recompiled {times(number(worst, 'recompiles'))} in {int(run_steps)} steps, the last time {_ago(doc, worst)}{why}",
         *(
             f"{frame.get('frame')}: {shown.plural(int(number(frame, 'recompiles')), 'recompile')}, {number(frame, 'seconds_max'):.1f} s on the slowest rank"
             for frame in storming[:5]
+        ),
+    )
+
+
+def _anew(doc: Mapping[str, Any]) -> dict[str, Any] | None:
+    again = compiled_anew(doc)
+    if not again:
+        return None
+    worst = max(again, key=lambda frame: number(frame, "steps_compiled"))
+    return _regime(
+        "compiles_for_ever",
+        f"{worst.get('frame')} is compiled anew in the loop, in {int(number(worst, 'steps_compiled'))} of {int(number(doc.get('run'), 'steps_max'))} steps, "
+        f"the last time {_ago(doc, worst)}: torch._dynamo.reset() or a fresh torch.compile in the loop",
+        *(
+            f"{frame.get('frame')}: {shown.plural(int(number(frame, 'compiles')), 'compile')}, {shown.plural(int(number(frame, 'recompiles')), 'recompile')}, "
+            f"{number(frame, 'seconds_max'):.1f} s on the slowest rank"
+            for frame in again[:5]
         ),
     )
 
@@ -177,9 +222,16 @@ def _compiled(doc: Mapping[str, Any]) -> dict[str, Any]:
     graphs, breaks = int(number(totals, "graphs")), int(number(totals, "graph_breaks"))
     cut = f", cut by {breaks} graph break{'s' if breaks != 1 else ''}" if breaks else ""
     evidence = f"{shown.plural(int(number(totals, 'recompiles')), 'recompile')}, {number(totals, 'compile_max_s'):.1f} s of compiling on the slowest rank"
+    if not graphs and doc.get("over"):
+        frame = _cut_off(doc)
+        return _regime("starting", f"ended while compiling {frame}" if frame else "ended before a graph was compiled", evidence)
     if not graphs:
         return _regime("starting", "no graph so far", evidence)
     if since < SETTLED_STEPS and not doc.get("over"):
         return _regime("starting", f"{graphs} graph{'s' if graphs != 1 else ''} so far{cut}, still compiling or young", evidence)
-    steady = f"no compile for {int(since)} steps" if since >= SETTLED_STEPS else "the run has ended"
-    return _regime("compiled", f"{graphs} graph{'s' if graphs != 1 else ''} compiled{cut}, steady: {steady}", evidence)
+    steady = f", steady: no compile for {int(since)} steps" if since >= SETTLED_STEPS else f"; the run has ended {_after(since)} its last compile"
+    return _regime("compiled", f"{graphs} graph{'s' if graphs != 1 else ''} compiled{cut}{steady}", evidence)
+
+
+def _after(since: float) -> str:
+    return f"{int(since) - 1} steps after" if since > 2 else "one step after" if since == 2 else "in the step of" if since == 1 else "right after"

@@ -156,7 +156,7 @@ def _compiling(rank: RankState, since: float, watch: Watch | None, state: State,
 def _compile_advice(reason: str) -> tuple[str, ...]:
     """What is said of every compile, and what helps against the guard that has made it a recompile."""
     guard = guards.parse(re.sub(r"\s+# ", "  # ", reason)) if reason else None  # the user's line behind it is set off by two blanks at least
-    cure = guard_cure(guard.kind) if guard is not None else ""
+    cure = guard_cure(guard.kind, guard.source, guard.expected) if guard is not None else ""
     return (words.NEAR_TIMEOUT, f"It recompiles because of the guard `{guard.text}`: {cure}.") if guard is not None and cure else ()
 
 

@@ -88,7 +88,7 @@ def observe(ledger: Ledger, cases: Sequence[Case], found: Sequence[Wait], views:
         old = ledger.pending.get(trouble.key) or Pending()
         late = {rank: _waited(rank, [found[index] for index in hang.waits], scene) for rank in waiting if rank not in old.waiting}
         lost = old.rank_s + dt * sum(rank in old.waiting for rank in waiting) + sum(late.values())
-        reason, detail = _reason(verdict, found[hang.waits[0]].kind, scene.ranks)
+        reason, detail = _reason(verdict, found[hang.waits[0]].kind, ruling.culprits, scene.ranks)
         before = old.blamed.get(ruling.culprits) or Blame(0.0, reason, -1)
         better = detail >= before.detail
         each = {rank: f"{verdict.cause} at {place}" for rank, place in verdict.places} if verdict is not None else {}
@@ -152,11 +152,17 @@ def _waited(rank: int, waits: Sequence[Wait], scene: Scene) -> float:
     return age(scene.state.pauses, min(starts), scene.now) if starts else 0.0
 
 
-def _reason(verdict: Verdict | None, kind: str, ranks: Mapping[int, RankState]) -> tuple[str, int]:
-    """Why, and how much that tells: 0 nothing but what kind of wait it is, 1 the cause, 2 with its place."""
+def _reason(verdict: Verdict | None, kind: str, culprits: Sequence[int], ranks: Mapping[int, RankState]) -> tuple[str, int]:
+    """Why, and how much that tells: 0 nothing but what kind of wait it is, 1 the cause, 2 with its place.
+
+    verdict None: the wait is too young for one. A compile in flight on every culprit is its reason then, until a verdict says another.
+    """
     start = {"init": "start-up", "creation": "group creation"}.get(kind, "")
     if verdict is None:
-        return start or "late", 0
+        each = {_compiles(ranks[rank]) if rank in ranks else "" for rank in culprits}
+        if not each or "" in each:
+            return start or "late", 0
+        return each.pop() if len(each) == 1 else "compiling", 1
     if verdict.cause == "compiling":
         running = [activity for rank in verdict.culprit_ranks[:MAX_BLAMED] if rank in ranks for activity in ranks[rank].compiling]
         activity = min(running, key=lambda each: each.started_at, default=None)
@@ -165,6 +171,14 @@ def _reason(verdict: Verdict | None, kind: str, ranks: Mapping[int, RankState]) 
         return f"compiling at {verdict.at}" if verdict.at else "compiling", 1
     word = start if start and verdict.cause in ("store_wait", "not_entered", "unknown") else verdict.cause
     return (f"{word} at {verdict.at}", 2) if verdict.at else (word, 1)
+
+
+def _compiles(state: RankState) -> str:
+    """ "recompiling forward@model.py:31" of a rank whose compile is in flight, and waits for nobody itself."""
+    activity = min((each for each in state.compiling if each.phase != "cross_rank_wait"), key=lambda each: each.started_at, default=None)
+    if activity is None or not activity.frame:
+        return ""
+    return f"{'recompiling' if activity.recompile_reason else 'compiling'} {activity.frame}"
 
 
 def _charge(spent: dict[Row, float], pending: Pending) -> None:
