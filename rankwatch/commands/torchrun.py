@@ -22,4 +22,4 @@ def main(argv: Sequence[str], options: Options) -> int:
         return run(list(argv), options, limits, ("rankwatch", *sys.argv[1:]), say)
     finally:
         if argv and argv[0] in ("-h", "--help"):
-            print("\nrankwatch's own options go before the word torchrun: rankwatch --help")
+            say("rankwatch's own options go before the word torchrun: rankwatch --help")

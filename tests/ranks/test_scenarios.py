@@ -77,7 +77,7 @@ def test_a_healthy_job_is_left_alone(tmp_path: Path, kind: str, nproc: int, allo
             assert "block" in doc["summary"]
             assert any("SLOW rank=1" in line and "cause=compiling" in line for line in job.lines())
         if kind == "trained":
-            assert [line.split()[1] for line in job.lines() if "is taken by" not in line] == ["0.1.0", "all", "done"], job.lines()
+            assert [line.split()[1] for line in job.lines() if "is taken by" not in line] == ["0.1.0", "both", "done"], job.lines()
 
 
 def test_a_sleeping_rank_is_named_within_ten_seconds_under_a_long_timeout(tmp_path: Path) -> None:
