@@ -353,6 +353,7 @@ def test_a_storm_of_ctrl_c_comes_out_as_keyboard_interrupt_and_leaves_nothing_be
         TELL
         + """
 import signal, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 def compile_once():
     torch._dynamo.reset()
     torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2))

@@ -82,7 +82,7 @@ def test_a_recompile_storm_compiles_for_ever_and_the_line_that_changes_is_named(
     (advice,) = seen.doc["advice"]
     assert (advice["key"], advice["at"], advice["ranks"]) == (f"guard {FORWARD} value", line, "0-1")
     assert advice["setting"] == "torch._dynamo.config.allow_unspec_int_on_nn_module = True (an int attribute of a module)"
-    assert f"{FORWARD}, ranks 0-1: value: self.round == 12 ({line}) (26 times)" in seen.text
+    assert f"{FORWARD}, ranks 0-1: value: self.round == 12, before that 11, 10, 9, 8, 7 ({line}) (26 times over 2 ranks)" in seen.text
     assert "a Python number or string that the graph has built in changes: hand it over as a tensor" in seen.text
     assert "14 of 64" in seen.text
     assert seen.doc["divergence"] == []
