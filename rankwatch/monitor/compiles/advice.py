@@ -6,11 +6,11 @@ breaks stand in cures.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rankwatch.monitor.compiles.cures import GUARD_CURES, Cure, break_cure, cure_of
-from rankwatch.monitor.compiles.regime import compiled_anew, frames, hot_breaks, number, on_ranks, times
+from rankwatch.monitor.compiles.regime import compiled_anew, frames, hot_breaks, number, on_ranks, requested, times
 
 MAX_ADVICE = 20
 WORTH_S = 1.0  # of compiling or waiting on account of it
@@ -77,17 +77,12 @@ def _nothing(doc: Mapping[str, Any]) -> Iterator[Advice]:
         else:
             words = "nothing of what was compiled has run: call what torch.compile returns, not the module itself; model.compile() does nothing for"
             words += " a bare nn.Sequential, torch.compile(model) does"
-        yield Advice("compiled_nothing", words, evidence, "", _first_at(doc), "", 1e8)
+        yield Advice("compiled_nothing", words, evidence, "", requested(doc)[1], "", 1e8)
     elif regime.get("name") == "fell_back" and "switched off" in str(regime.get("words")):
         ranks = doc.get("ranks") or {}
         reason = next((str(why) for why in (*(ranks.get("disabled") or {}).values(), *(ranks.get("stance") or {}).values()) if why), "")
         words = f"take {reason} away if compiled code is wanted" if "=" in reason else f"take the stance {reason!r} away if compiled code is wanted"
-        yield Advice("switched_off", words, evidence, "", _first_at(doc), "", 1e8)
-
-
-def _first_at(doc: Mapping[str, Any]) -> str:
-    told = ((doc.get("ranks") or {}).get("requested") or {}).values()
-    return next((str(row["first_at"]) for row in told if isinstance(row, Mapping) and row.get("first_at")), "")
+        yield Advice("switched_off", words, evidence, "", requested(doc)[1], "", 1e8)
 
 
 def _divergence(doc: Mapping[str, Any]) -> Iterator[Advice]:
@@ -227,10 +222,3 @@ def _caches(doc: Mapping[str, Any]) -> Iterator[Advice]:
         ranks = ",".join(str(group.get("ranks")) for group in groups if "miss" in str(group.get("what")))
         words = "some ranks compile what others load from the cache: give all nodes the same warm cache, or compile once before the job"
         yield Advice("cold_cache", words, str(cold[0].get("words")), "TORCHINDUCTOR_CACHE_DIR, or torch.compiler.save_cache_artifacts()", "", ranks, 20.0)
-
-
-def joined(advice: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Each advice as one line for a terminal: words, setting, evidence."""
-    return [
-        f"{one.get('words')}{f' [{setting}]' if (setting := one.get('setting')) else ''}. Because: {'; '.join(one.get('evidence') or ())}" for one in advice
-    ]

@@ -83,7 +83,7 @@ def _totals(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     return doc.get("totals") or {}
 
 
-def _requested(doc: Mapping[str, Any]) -> tuple[float, str]:
+def requested(doc: Mapping[str, Any]) -> tuple[float, str]:
     """(calls of torch.compile on the rank that called most, the line of the first)."""
     told = [row for row in ((doc.get("ranks") or {}).get("requested") or {}).values() if isinstance(row, Mapping)]
     return max((number(row, "count") for row in told), default=0), next((str(row["first_at"]) for row in told if row.get("first_at")), "")
@@ -92,7 +92,7 @@ def _requested(doc: Mapping[str, Any]) -> tuple[float, str]:
 def _not_used(doc: Mapping[str, Any]) -> dict[str, Any] | None:
     totals = _totals(doc)
     seen = sum(number(totals, key) for key in ("frames", "graphs", "library", "skipped", "failures"))
-    if seen or _requested(doc)[0] or doc.get("now"):
+    if seen or requested(doc)[0] or doc.get("now"):
         return None
     blind = (doc.get("ranks") or {}).get("no_probe")
     return _regime("not_used", "no rank has asked for torch.compile", f"the compile probe does not work on ranks {blind}" if blind else "")
@@ -106,7 +106,7 @@ def _switched_off(doc: Mapping[str, Any]) -> dict[str, Any] | None:
     told = [(who, reason) for who, reason in why.items() if reason and str(reason) != "default"]
     if not told:
         return None
-    _count, at = _requested(doc)
+    _count, at = requested(doc)
     asked = f"torch.compile is asked for{f' at {at}' if at else ''}, but" if at or _count else "torch.compile"
     return _regime(
         "fell_back",
@@ -131,7 +131,7 @@ def _failing(doc: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _compiled_nothing(doc: Mapping[str, Any]) -> dict[str, Any] | None:
     totals = _totals(doc)
-    count, at = _requested(doc)
+    count, at = requested(doc)
     if number(totals, "graphs") or doc.get("now") or not (count or number(totals, "library")):
         return None
     steps = number(doc.get("run"), "steps_max")
