@@ -21,7 +21,8 @@ def ablate(tmp_path: Path, *words: str, ranks: int, job: Path, kind: str, timeou
     out = tmp_path / "ablation"
     command = [sys.executable, "-m", "rankwatch", "ablate", "--out", str(out), *words]
     command += ["--", "torchrun", "--standalone", "--nproc-per-node", str(ranks), str(job), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}  # of another kind's run: its code is right
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environ)
     assert (out / "ablate.json").exists(), done.stdout + done.stderr[-3000:]
     return done.returncode, json.loads((out / "ablate.json").read_text()), (out / "report.txt").read_text()
 

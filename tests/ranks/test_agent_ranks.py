@@ -126,7 +126,7 @@ tell()
         printed(process)
         assert node.record("steps")["count"] == 3 + 3  # a new optimizer's first step still belongs to the round before
         assert {probe: state["errors"] for probe, state in node.record("probes").items()} == dict.fromkeys(
-            ("collectives", "compile", "ddp", "steps", "cudagraph"), 0
+            ("collectives", "compile", "ddp", "steps", "cudagraph", "memory"), 0
         )
         _out, err = process.communicate(timeout=30)
         assert process.returncode == 0, err

@@ -13,9 +13,10 @@ from rankwatch import cli
 pytestmark = pytest.mark.ranks
 
 
-def test_a_rank_that_recompiles_alone_is_told_with_the_two_values_of_its_guard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Job(tmp_path, "compile_alone.py", nproc=2) as job:
-        assert job.end(180) == 0
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow_ranks)])
+def test_a_rank_that_recompiles_alone_is_told_with_the_two_values_of_its_guard(tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str) -> None:
+    with Job(tmp_path, "compile_alone.py", backend, str(tmp_path / "cache"), nproc=2) as job:
+        assert job.end(300) == 0
         news = [line for line in job.lines() if " COMPILE " in line]
     doc = json.loads((job.run_dir / "compile.json").read_text())
     frame = next(row for row in doc["frames"] if row["frame"].startswith("forward@compile_alone.py:"))
@@ -25,7 +26,7 @@ def test_a_rank_that_recompiles_alone_is_told_with_the_two_values_of_its_guard(t
     assert doc["divergence"][0]["words"] == f"rank 1 alone recompiled {frame['frame']}: x.size()[0]: expected 4, actual 5; rank 0 did not"
     assert (doc["over"], frame["ranks"], frame["compiles"], frame["recompiles"], frame["limit"]) == (True, "0-1", 2, 1, 8)
     assert [(guard["class"], guard["expected"], guard["actual"], guard["ranks"]) for guard in frame["guards"]] == [("tensor_size", "4", "5", "1")]
-    assert doc["ranks"]["requested"]["0-1"]["backends"] == ["aot_eager"]
+    assert doc["ranks"]["requested"]["0-1"]["backends"] == [backend]
     assert (doc["steps"]["last_compile_step"], doc["steps"]["since_compile"]) == (10, 10)
     assert {(row["rank"], row["step"]) for row in doc["timeline"]} == {(0, 0), (1, 0), (1, 10)}
     assert (doc["regime"]["name"], doc["regime"]["words"]) == ("compiled", "2 graphs compiled, steady: no compile for 10 steps")

@@ -15,6 +15,7 @@ from rankwatch import cli
 
 pytestmark = pytest.mark.ranks
 slow = pytest.mark.slow_ranks
+dynamo_and_inductor = pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=slow)])
 
 SOURCE = (JOBS / "compile_cases.py").read_text().splitlines()
 
@@ -57,12 +58,13 @@ class Seen:
 
 @pytest.fixture
 def see(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """see(CASE, BACKEND, STEPS): runs the case and returns what is Seen of it."""
+    """see(CASE, BACKEND, STEPS): runs the case and returns what is Seen of it. Inductor finds an empty cache on each rank, unless CACHES says otherwise."""
 
     def run(
-        case: str, backend: str = "eager", steps: int = 6, nproc: int = 2, code: int = 0, deadline_s: float = 180, env: dict[str, str] | None = None
+        case: str, backend: str = "eager", steps: int = 6, nproc: int = 2, code: int = 0, deadline_s: float = 500, env: dict[str, str] | None = None
     ) -> Seen:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        env = {"CACHES": ",".join(f"{tmp_path}/cache_{rank}" for rank in range(nproc)), **(env or {})}
         with Job(tmp_path, "compile_cases.py", case, backend, str(steps), nproc=nproc, env=env) as job:
             assert job.end(deadline_s) == code, job.text[-3000:]
             capsys.readouterr()
@@ -72,8 +74,9 @@ def see(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def test_a_recompile_storm_compiles_for_ever_and_the_line_that_changes_is_named(see) -> None:
-    seen = see("storm", steps=14)
+@dynamo_and_inductor
+def test_a_recompile_storm_compiles_for_ever_and_the_line_that_changes_is_named(see, backend: str) -> None:
+    seen = see("storm", backend, steps=14)
     line = place("x = x * (self.round + 1)")
     assert seen.regime == ("compiles_for_ever", f"{FORWARD} was recompiled 13 times in 14 steps, the last time in the newest step: self.round == 12")
     (told,) = seen.news
@@ -88,8 +91,9 @@ def test_a_recompile_storm_compiles_for_ever_and_the_line_that_changes_is_named(
     assert seen.doc["divergence"] == []
 
 
-def test_a_recompile_limit_makes_the_frame_eager_for_ever(see) -> None:
-    seen = see("limit")
+@dynamo_and_inductor
+def test_a_recompile_limit_makes_the_frame_eager_for_ever(see, backend: str) -> None:
+    seen = see("limit", backend)
     why = f'frame={FORWARD} why="compiled 4 times, now it runs eagerly for ever; the last guard: self.round == 3"'
     assert [told.partition(" rank=")[0] for told in seen.news] == ["what=recompile_limit"]
     assert seen.news[0].endswith(why)
@@ -99,8 +103,9 @@ def test_a_recompile_limit_makes_the_frame_eager_for_ever(see) -> None:
     assert "eager for ever on ranks 0-1" in seen.text
 
 
-def test_a_graph_break_in_the_block_loop_leaves_the_forward_to_python_and_its_cause_is_named(see) -> None:
-    seen = see("breaks")
+@dynamo_and_inductor
+def test_a_graph_break_in_the_block_loop_leaves_the_forward_to_python_and_its_cause_is_named(see, backend: str) -> None:
+    seen = see("breaks", backend)
     at = f"{place('print(')}:forward"
     cause = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print` with argument types ['str'] (has_kwargs True)"
     words = f"{FORWARD} runs in Python because of a graph break at {at} ({cause}); only what it calls is compiled, piece by piece"
@@ -113,7 +118,7 @@ def test_a_graph_break_in_the_block_loop_leaves_the_forward_to_python_and_its_ca
     assert advice["evidence"] == [f"graph break at {at}: {cause} (gb0059); {FORWARD} runs in Python as a whole because of it"]
     assert f"{at} in {FORWARD}, ranks 0-1: {cause} gb0059" in seen.text
     assert "runs in Python: graph break" in seen.text
-    assert "- left to Python # compiles" in seen.text
+    assert backend != "eager" or "- left to Python # compiles" in seen.text  # beside the minutes of Inductor it has no column of its own
     assert "! fails" not in seen.text
 
 
@@ -166,7 +171,7 @@ def test_other_bucket_caps_on_one_rank_are_an_alarm_with_both_splits(see) -> Non
     ],
 )
 def test_the_splits_of_three_bucket_caps_are_shown_with_their_bytes(see, cap: str, words: str) -> None:
-    seen = see(f"splits={cap}", "aot_eager", steps=3)
+    seen = see(f"splits={cap}", "inductor", steps=3)
     assert words in seen.text
     assert (seen.doc["advice"], seen.news, seen.differences) == ([], [], {})
     (group,) = seen.doc["ddp"]["groups"]
@@ -206,7 +211,7 @@ def test_a_compile_that_is_switched_off_is_told_with_what_switches_it_off(see, c
 
 @slow
 def test_a_branch_on_each_ranks_data_gives_different_graphs(see) -> None:
-    seen = see("branch", "aot_eager")
+    seen = see("branch", "inductor")
     (difference,) = seen.doc["divergence"]
     assert (difference["kind"], [group["ranks"] for group in difference["groups"]]) == ("different_graph", ["0", "1"])
     words = rf"compiled different graphs of {FORWARD}: rank 0: 10 operations, \d+ inputs, \d+ guards; rank 1: 12 operations, \d+ inputs, \d+ guards"
@@ -283,7 +288,7 @@ def test_a_healthy_compiled_transformer_prints_three_lines_and_is_advised_nothin
     seen = see("healthy", "inductor", steps=20, deadline_s=500, env={"CACHES": f"{tmp_path}/a,{tmp_path}/a"})
     assert seen.regime == ("compiled", "1 graph compiled, steady: no compile for 20 steps")
     assert (seen.doc["advice"], seen.differences, seen.news, seen.incidents) == ([], {}, [], [])
-    assert [line.split()[1] for line in seen.lines] == ["0.1.0", "both", "done"]
+    assert [line.split()[1] for line in seen.lines if "is taken by" not in line] == ["0.1.0", "both", "done"]
     frame = seen.frame()
     assert (frame["compiles"], frame["recompiles"], frame["graphs"]) == (1, 0, 1)
     assert seen.doc["totals"]["phases"]["kernel_compile"] > 0

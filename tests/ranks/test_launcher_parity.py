@@ -59,7 +59,8 @@ class Pair:
             folder.mkdir()
             (folder / "job.py").write_text(JOB)
             command = STOCK if name == "stock" else [*OURS, "--run-dir", str(folder / "run"), "torchrun"]
-            environ = {key: value for key, value in os.environ.items() if not key.startswith(("RANKWATCH_", "SLURM_", "XDG_", "PYTHONPATH"))}
+            unset = ("RANKWATCH_", "SLURM_", "XDG_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")  # an empty list of GPUs forbids --virtual-local-rank
+            environ = {key: value for key, value in os.environ.items() if not key.startswith(unset)}
             environ |= {
                 "OMP_NUM_THREADS": "1",
                 "JOB_DOES": does,
@@ -107,7 +108,11 @@ class Pair:
 def _slot_directories_of(pid: int) -> list[str]:
     found = []
     for owner in [*Path("/dev/shm").glob("rankwatch.*/owner.json"), *Path("/tmp").glob("rankwatch.*/owner.json")]:
-        if json.loads(owner.read_text())["pid"] == pid:
+        try:
+            text = owner.read_text()
+        except FileNotFoundError:
+            continue  # another job's, which has just ended
+        if json.loads(text)["pid"] == pid:
             found.append(str(owner.parent))
     return found
 
@@ -124,6 +129,7 @@ def same_ranks(pair: Pair) -> None:
             "RANKWATCH_SLOT_DIR",
             "PYTHONPATH",
             "TORCH_FR_BUFFER_SIZE",
+            "TORCH_NCCL_ENABLE_TIMING",
         }
         assert mine == theirs
 
@@ -177,6 +183,14 @@ def test_a_signal_to_the_launcher(tmp_path, number):
     same_ranks(pair)
     stock, ours = (re.findall(r"got signal: (\d+)", text) for text in pair.read("err"))
     assert stock[-1] == ours[-1] == str(int(number))
+    assert through_torch(pair, 0) == through_torch(pair, 1)  # no frame of ours stands between torch's
+
+
+def through_torch(pair: Pair, which: int) -> str:
+    """The traceback from torch's main to its loop, in which the signal may fall anywhere."""
+    text = pair.read("err")[which]
+    start = text.rindex("/torch/distributed/elastic/multiprocessing/errors/__init__.py")
+    return text[start : text.index(", in _invoke_run", start)]
 
 
 def test_help_and_wrong_flags_are_torchruns_own(tmp_path):

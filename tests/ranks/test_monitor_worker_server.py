@@ -46,7 +46,7 @@ def test_a_rank_answers_also_while_it_holds_the_gil_and_is_silent_when_stopped(r
     server = WorkerServer(path)
     assert {"ping", "fr_trace_json", "wait_counter_values", "dump_traceback"} <= server.handlers()
     server.ping()
-    assert server.status() is None  # no NCCL in this build
+    assert (server.status() or {}).get("pg_status", {}) == {}  # None from a build without NCCL; one with NCCL has no group of it here
     assert b"gloo:all_reduce" in server.recorders()["fr_trace_json"]
     assert "in <module>" in server.traceback()
     assert all("active_count" in counter for counter in server.wait_counters().values())

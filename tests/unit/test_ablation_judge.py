@@ -53,6 +53,15 @@ class TestConclusions:
         found = concluded(run("off"), run("eager"), run("aot_eager", exit_code=1), run("inductor"))
         assert (found.code, found.words) == (0, "no difference up to inductor (aot_eager differs, and the job does not run on it)")
 
+    def test_wrong_numbers_below_a_healthy_inductor_may_hide_behind_its_cache(self):
+        wrong = run("aot_eager_decomp_partition", losses=(4.0, 3.5, 3.0, 2.5, 2.0))
+        found = concluded(run("off"), run("eager"), run("aot_eager"), wrong, run("inductor"))
+        assert found.code == 0
+        assert found.words == (
+            "no difference up to inductor (aot_eager_decomp_partition differs, and the job does not run on it); Inductor's code may come from a"
+            " cache that is older than the fault: run again with TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
+        )
+
     def test_a_job_that_fails_without_compile_is_not_torch_compiles(self):
         found = concluded(run("off", exit_code=1), run("inductor", exit_code=1))
         assert found.code == 4

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankwatch.commands.ablation import compare
 from rankwatch.commands.ablation.compare import Difference, Floor
-from rankwatch.commands.ablation.ladder import OFF, Asked, layer
+from rankwatch.commands.ablation.ladder import INDUCTOR, OFF, Asked, layer
 from rankwatch.commands.ablation.records import RankRun
 from rankwatch.model import Crash
 from rankwatch.monitor.diagnose.victims import speaks_of_peers
@@ -149,6 +149,8 @@ def conclude(rungs: Sequence[tuple[Run, Outcome]], floor: Floor | None, asked: A
             return Conclusion(INCONCLUSIVE, "no rung fails, and no loss or gradient was seen that could be compared; call backward, or rankwatch.log_loss")
         odd = [run.rung for run, found in rungs if found.bad]
         also = f" ({', '.join(odd)} differs, and the job does not run on it)" if odd else ""
+        if highest.rung == INDUCTOR and any(found.kind in (WRONG, NOT_FINITE) for _run, found in rungs):
+            also += "; Inductor's code may come from a cache that is older than the fault: run again with TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
         return Conclusion(NO_DIFFERENCE, f"no difference up to {highest.rung}{also}")
     if last.kind == UNSEEN:
         return Conclusion(INCONCLUSIVE, f"{highest.rung}: {last.words}")

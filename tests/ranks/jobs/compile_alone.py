@@ -1,12 +1,19 @@
-"""DDP over gloo, compiled with static shapes; one batch of rank 1 has another size, so that it recompiles while rank 0 waits for it."""
+"""DDP over gloo, compiled with static shapes; one batch of rank 1 has another size, so that it recompiles while rank 0 waits for it.
+
+Usage: compile_alone.py BACKEND CACHE; each rank has an Inductor cache of its own at CACHE_<rank>.
+"""
 
 import os
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+backend, cache, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}_{rank}"
 
 
 class Model(nn.Module):
@@ -19,9 +26,8 @@ class Model(nn.Module):
 
 
 dist.init_process_group("gloo")
-rank = int(os.environ["RANK"])
 model = DistributedDataParallel(Model())
-step = torch.compile(model, backend="aot_eager", dynamic=False)
+step = torch.compile(model, backend=backend, dynamic=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for number in range(20):
     batch = torch.randn(5 if rank == 1 and number == 10 else 4, 64)
