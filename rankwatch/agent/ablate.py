@@ -18,7 +18,7 @@ import sys
 
 from rankwatch.agent import compat
 from rankwatch.agent.ablate_steps import Steps, watch_what_scripts_say
-from rankwatch.agent.guard import Probe, guarded
+from rankwatch.agent.guard import Probe, getpid, guarded
 from rankwatch.agent.record_file import RecordFile
 from rankwatch.agent.sources import is_users
 from rankwatch.wire import env
@@ -78,7 +78,7 @@ class Ablation:
     # -- one method a module
 
     def _torch(self, torch: Any) -> None:
-        self.file.write("start", rung=self.rung, torch=compat.version_of(torch), pid=os.getpid())
+        self.file.write("start", rung=self.rung, torch=compat.version_of(torch), pid=getpid())
         if self.seed is not None:
             import random
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-from time import monotonic, perf_counter, sleep
+from time import sleep
 
 from rankwatch.agent import compat, public
+from rankwatch.agent.clock import clock
 from rankwatch.agent.crash import ending_exception
-from rankwatch.agent.guard import guarded, here
+from rankwatch.agent.guard import getpid, guarded, here
 from rankwatch.agent.sources import is_torch_or_stdlib
 
 TYPE_CHECKING = False
@@ -56,8 +57,8 @@ class Steps:
         self._line: dict[str, Any] = {}
         self._named = False
         self._compiles_before = 0
-        self._since = perf_counter()
-        self._own_s = 0.0
+        self._since_ns = clock.now_ns()
+        self._own_ns = 0
         self._codes: list[Any] = []
         self._done = False
         self._ends = 0  # times that SystemExit was raised
@@ -125,7 +126,7 @@ class Steps:
         if self._done or _capturing(torch):
             return
         _synchronize(torch)
-        arrived = perf_counter()
+        arrived_ns = clock.now_ns()
         identity = id(optimizer)
         if not self._stepped or identity in self._stepped or len(self._stepped) >= _ROUND_LIMIT:
             self._per_round = len(self._stepped)
@@ -145,7 +146,7 @@ class Steps:
             "grads": [None if norm is None else float(f"{norm:.9g}") for norm in norms[:_NAMES]],
             "dtypes": sorted({str(gradient.dtype).removeprefix("torch.") for gradient in gradients if gradient is not None}),
         }
-        self._own_s += perf_counter() - arrived
+        self._own_ns += clock.now_ns() - arrived_ns
 
     def ends(self, optimizer: Any) -> None:
         """The optimizer has stepped: write the line."""
@@ -153,10 +154,10 @@ class Steps:
             return
         torch = sys.modules["torch"]
         _synchronize(torch)
-        arrived = perf_counter()
+        arrived_ns = clock.now_ns()
         norms = _norms(torch, [_local(parameter) for parameter in _parameters(optimizer)])
         self._line["param_norm"] = _whole([norm for norm in norms if norm is not None])
-        self._write(arrived)
+        self._write(arrived_ns)
 
     def explicit(self) -> None:
         """rankwatch.step() in a job whose optimizers nobody sees."""
@@ -164,16 +165,16 @@ class Steps:
             return
         self.round += 1
         self._line = {"n": self.round, "loss": self._loss(), "grad_norm": None, "grads": [], "dtypes": [], "param_norm": None}
-        self._write(perf_counter())
+        self._write(clock.now_ns())
 
-    def _write(self, arrived: float) -> None:
-        self._line["seconds"] = round(max(0.0, arrived - self._since - self._own_s), 6)
+    def _write(self, arrived_ns: int) -> None:
+        self._line["seconds"] = round(max(0, arrived_ns - self._since_ns - self._own_ns) / 1e9, 6)
         self._line["compiled"] = self.compiles != self._compiles_before
         self._compiles_before = self.compiles
         self._file.write("step", **self._line)
         self._line = {}
-        self._own_s = 0.0
-        self._since = perf_counter()
+        self._own_ns = 0
+        self._since_ns = clock.now_ns()
 
     def _root(self, roots: Any) -> None:
         root = roots[0] if isinstance(roots, (tuple, list)) and roots else roots
@@ -198,7 +199,7 @@ class Steps:
         A script that swallows it meets it again at its next step, which is recorded; after the third time the process ends without it.
         No collective is issued.
         """
-        if not self._probe.on or os.getpid() != here.pid or self.round < self._last:
+        if not self._probe.on or getpid() != here.pid or self.round < self._last:
             return
         if self.round == self._last and len(self._stepped) < self._per_round:
             return
@@ -251,8 +252,8 @@ class Steps:
 
     def _wait_for_peers(self) -> None:
         folder = os.path.dirname(self._file.path)
-        end = monotonic() + PEERS_S
-        while monotonic() < end:
+        end_ns = clock.now_ns() + int(PEERS_S * 1e9)
+        while clock.now_ns() < end_ns:
             try:
                 if sum(name.endswith(".done") for name in os.listdir(folder)) >= self._world:
                     return

@@ -25,11 +25,13 @@ PROBES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "torch._inductor.async_compile",
             "torch._inductor.select_algorithm",
             "torch._inductor.runtime.triton_heuristics",
+            "torch._inductor.runtime.coordinate_descent_tuner",
         ),
     ),
     ("ddp", ("torch._dynamo.backends.distributed",)),
     ("steps", ("torch.optim.optimizer",)),
     ("cudagraph", ("torch._inductor.cudagraph_utils", "torch._inductor.cudagraph_trees", "torch.cuda.graphs")),
+    ("memory", ("torch.cuda",)),
 )
 """Each probe and the torch modules whose import arms it; the probe's module has one function `arm(rank, probe, torch_module)`."""
 MORE_PROBES: tuple[tuple[str, tuple[str, ...]], ...] = (("numerics", ("torch.optim.optimizer", "torch.nn.utils.clip_grad", "torch.nn.parallel.distributed")),)

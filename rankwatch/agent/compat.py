@@ -46,6 +46,13 @@ CHOICES = Target("compile", "torch._inductor.select_algorithm", "AlgorithmSelect
 CHOICE = Target("compile", "torch._inductor.select_algorithm", "AlgorithmSelectorCache.benchmark_choice", ("cls", "choice", "autotune_args"))
 CONFIGS = Target("compile", "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.benchmark_all_configs", ("self",))
 CONFIG = Target("compile", "torch._inductor.runtime.triton_heuristics", "CachingAutotuner.bench", ("self", "launcher"))
+PRECOMPILED = Target("compile", "torch._inductor.select_algorithm", "as_completed", ())
+PRECOMPILE_CONFIG = Target("compile", "torch._inductor.runtime.triton_heuristics", "CachingAutotuner._precompile_config", ("self", "cfg"))
+DESCENT = Target("compile", "torch._inductor.runtime.coordinate_descent_tuner", "CoordescTuner.autotune", ("self", "func", "baseline_config"))
+DESCENT_CALL = Target("compile", "torch._inductor.runtime.coordinate_descent_tuner", "CoordescTuner.call_func", ("self", "func", "config"))
+TRITON_PRUNE = Target("compile", "triton.runtime.autotuner", "Autotuner.prune_configs", ("self", "kwargs"))
+TRITON_BENCH = Target("compile", "triton.runtime.autotuner", "Autotuner._bench", ("self",))
+TRITON_COMPILE = Target("compile", "triton.runtime.jit", "JITFunction._do_compile", ("self", "key"))
 DDP_INIT = Target("ddp", "torch._dynamo.backends.distributed", "DDPOptimizer.__init__", ("self", "bucket_bytes_cap", "backend_compile_fn"))
 DDP_COMPILE = Target("ddp", "torch._dynamo.backends.distributed", "DDPOptimizer.compile_fn", ("self", "gm", "example_inputs"))
 DDP_SUBMOD = Target("ddp", "torch._dynamo.backends.distributed", "SubmodCompiler.compile_submod", ("self", "input_mod", "args", "kwargs"))
@@ -84,6 +91,10 @@ TARGETS = (
     CHOICE,
     CONFIGS,
     CONFIG,
+    PRECOMPILED,
+    PRECOMPILE_CONFIG,
+    DESCENT,
+    DESCENT_CALL,
     DDP_INIT,
     DDP_COMPILE,
     DDP_SUBMOD,
@@ -107,6 +118,10 @@ TARGETS = (
     CAPTURE_BEGIN,
     CAPTURE_END,
 )
+
+
+TRITON_TARGETS = (TRITON_PRUNE, TRITON_BENCH, TRITON_COMPILE)
+"""Of Triton, which a rank may be without."""
 
 
 def self_test(load: Callable[[str], Any]) -> list[tuple[str, str, str]]:
@@ -202,11 +217,52 @@ def seconds_of(timeout: Any) -> float | None:
     return float(timeout) if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) else None
 
 
+def memory_segments(cuda: Any) -> tuple[Any, str]:
+    """(list of the CUDA allocator's segments, "") or (None, why they are not asked for). The allocation history stays out of it."""
+    snapshot = getattr(cuda, "memory_snapshot", None)
+    if snapshot is None:
+        return None, f"torch {version_of(cuda)} has no torch.cuda.memory_snapshot"
+    if "include_traces" in (parameters_of(snapshot) or ()):
+        return snapshot(include_traces=False), ""
+    keeps = getattr(getattr(getattr(cuda, "torch", None), "_C", None), "_cuda_isHistoryEnabled", None)
+    if keeps is None or keeps():
+        return None, f"torch {version_of(cuda)} cannot list the allocator's segments without the allocation history that is being kept"
+    return snapshot(), ""
+
+
+def counts_moved_parameters(trees: Any) -> bool:
+    """Whether CUDAGraphTreeManager.num_rerecord counts a re-recording for a parameter that has moved: it does before torch 2.13."""
+    numbers = version_of(trees).split(".")[:2]
+    return len(numbers) == 2 and all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) < (2, 13)
+
+
 def active_ddp(torch_distributed_nn: Any) -> Any:
     """The DistributedDataParallel module whose forward is running, or None. `torch_distributed_nn`: torch.nn.parallel.distributed, or None."""
     ddp_class = getattr(torch_distributed_nn, "DistributedDataParallel", None)
     getter = getattr(ddp_class, "_get_active_ddp_module", None)
     return getter() if getter is not None else None
+
+
+class CudaMemory:
+    """stats(device): the allocator's nested statistics, host bookkeeping only; device(): this thread's current device. Both only once CUDA is initialised.
+
+    observe(observer): calls observer(device, tried, total, free) when an allocation fails, for ever; it would initialise CUDA.
+    when_initialised(call): calls it at once, or on the thread that initialises CUDA. Both None where torch has no such thing.
+    """
+
+    __slots__ = ("device", "observe", "stats", "when_initialised")
+
+    def __init__(self, stats: Any, device: Any, observe: Any, when_initialised: Any) -> None:
+        self.stats, self.device, self.observe, self.when_initialised = stats, device, observe, when_initialised
+
+
+def cuda_memory(cuda: Any) -> tuple[CudaMemory | None, str]:
+    """(what reads the memory of torch.cuda's devices, "") or (None, reason)."""
+    bindings = getattr(getattr(cuda, "torch", None), "_C", None)
+    stats, device = getattr(bindings, "_cuda_memoryStats", None), getattr(bindings, "_cuda_getDevice", None)
+    if stats is None or device is None:
+        return None, "torch is built without CUDA"
+    return CudaMemory(stats, device, getattr(bindings, "_cuda_attach_out_of_memory_observer", None), getattr(cuda, "_lazy_call", None)), ""
 
 
 def _bindings(c10d: Any) -> Any:

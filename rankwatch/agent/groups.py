@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-
 MAX_EXTENSIONS = 8
+MAX_NAMES = 4096  # groups that are gone, of which the generation is kept: a job may make one for each batch, under a new name each
 
 
 class Groups:
@@ -81,6 +81,10 @@ class Groups:
             self._set_at.pop(name, None)
         for group, name in names.items():
             self._follow(group, str(name))
+        if len(self._given) > len(self._live):  # also of groups that this rank is no member of, or that failed
+            for name in [name for name in self._given if name not in self._live and name != self._creating]:
+                del self._given[name]
+                self._set_at.pop(name, None)
         # the default group first: should the record be too long, its end is what is left out
         entries = sorted((entry for _identity, entry in self._live.values()), key=lambda entry: (entry["desc"] != "default_pg", entry["created_wall_ns"]))
         creating = self._creating
@@ -100,6 +104,10 @@ class Groups:
             return next((name for name, (_identity, entry) in self._live.items() if entry["desc"] == "default_pg"), "")
         return str(self._world.pg_names.get(group, ""))
 
+    def knows(self, name: str) -> bool:
+        """Whether there is a group of this name now."""
+        return name in self._live
+
     def forget(self) -> None:
         """Publish again at the next refresh, whatever was shown (the slot was emptied)."""
         self._shown = None
@@ -107,7 +115,9 @@ class Groups:
     def _follow(self, group: Any, name: str) -> None:
         identity, entry = self._live.get(name, (0, {}))
         if identity != id(group):
-            self._generations[name] = self._generations.get(name, -1) + 1
+            self._generations[name] = self._generations.pop(name, -1) + 1  # the newest is the last one
+            if len(self._generations) > MAX_NAMES + len(self._live):
+                del self._generations[next(known for known in self._generations if known not in self._live)]
             entry = {
                 "name": name,
                 "desc": str(getattr(group, "group_desc", "") or ""),

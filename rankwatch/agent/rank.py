@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """This process as a rank. `on_claim`, `on_exit`, `on_beat`, `on_compiled` and `on_skipped` are lists of callables that probes add to.
+    """This process as a rank. `on_claim`, `on_exit`, `on_beat`, `on_step`, `on_compiled` and `on_skipped` are lists of callables that probes add to.
 
     on_claim: after another owner's records were emptied, write yours again. on_exit: in atexit, in this process only.
-    on_beat: with each heartbeat, on its thread, once the process group is joined.
+    on_beat: with each heartbeat, on its thread, once the process group is joined. on_step(now_ns): after each step, on the thread that steps.
     on_compiled(compile_id, frame): after each forward compile that gave a graph, on the compiling thread; on_skipped(compile_id, frame): after one
     that gave none, because the frame of the user's is left to Python.
     """
@@ -51,6 +51,7 @@ class Rank:
         self.on_claim: list[Callable[[], None]] = []
         self.on_exit: list[Callable[[], None]] = []
         self.on_beat: list[Callable[[], None]] = []
+        self.on_step: list[Callable[[int], None]] = []
         self.on_compiled: list[Callable[[str, str], None]] = []
         self.on_skipped: list[Callable[[str, str], None]] = []
         self._attempt = int(environ.get(env.ATTEMPT, "0") or 0)

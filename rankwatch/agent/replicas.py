@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SAMPLE = 8
 MAX_NAME = 40
 MAX_RANKS = 64
+MAX_GROUPS = 1024  # with modules in them, the newest: numbers have to be equal on all ranks, so they outlive their modules
 _OWNER_LIMIT = 20_000
 _INTEGERS = {2: "int16", 4: "int32", 8: "int64"}  # bytes of an element -> integers of that size
 _SYNCING_HOOKS = ("default_hooks", "mixed_precision_hooks", "optimizer_overlap_hooks", "powerSGD_hook", "quantization_hooks")
@@ -83,12 +84,14 @@ class Replicas:
 
     def add(self, module: Any, parameters: Sequence[Any]) -> None:
         """A DDP module is being built over `parameters`."""
+        self._owners = {identity: held for identity, held in self._owners.items() if held[0]() is not None}
         if not parameters or len(self._owners) > _OWNER_LIMIT:
             return
         group = str(getattr(module.process_group, "group_name", ""))
-        self._counts[group] = self._counts.get(group, 0) + 1
+        self._counts[group] = self._counts.pop(group, 0) + 1
+        if len(self._counts) > MAX_GROUPS:
+            del self._counts[next(iter(self._counts))]
         replica = Replica(module, parameters, self._counts[group])
-        self._owners = {identity: held for identity, held in self._owners.items() if held[0]() is not None}
         for reference in replica.parameters:
             self._owners[id(reference())] = (reference, replica)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import threading
 from threading import get_ident
-from time import monotonic_ns
 
+from rankwatch.agent.clock import clock
 from rankwatch.wire import layout
 from rankwatch.wire.phases import PHASES
 
@@ -30,9 +30,19 @@ _names: dict[str, bytes] = {}  # raw region name -> as it is shown
 
 def clean(text: str, limit: int) -> str:
     """First line of `text` without NUL, cut to `limit` bytes of UTF-8."""
+    if len(text) <= limit and text.isascii() and text.isprintable():
+        return text.strip()
     line = text.lstrip().split("\n", 1)[0].replace("\0", " ").strip()
     data = line.encode("utf-8", "replace")
     return line if len(data) <= limit else data[: limit - 3].decode("utf-8", "ignore") + "..."
+
+
+def shown_name(name: str) -> bytes:
+    """A region's name as `thread_N` records show it; found in _names from then on."""
+    if len(_names) >= _KNOWN_NAMES:
+        _names.clear()
+    shown = _names[name] = clean(name, PHASE_BYTES).encode("utf-8", "replace")
+    return shown
 
 
 class LiveThread:
@@ -69,11 +79,9 @@ class LiveThread:
         "split",
         "splits",
         "started_ns",
-        "texts",
     )
 
     def __init__(self) -> None:
-        self.native_id = threading.get_native_id()
         self.is_main = get_ident() == threading.main_thread().ident
         self.cursor: Cursor | None = None
         self.regions: list[tuple[str, int, int]] = []
@@ -86,7 +94,8 @@ class LiveThread:
 
     def begin(self) -> None:
         """A root region begins: forget what the one before has left to be asked for."""
-        self.started_ns = monotonic_ns()
+        self.native_id = threading.get_native_id()  # the ident that this is known by may be a thread's of which another is long gone
+        self.started_ns = clock.now_ns()
         self.cache: dict[str, str] = {}  # layer -> hit|miss|bypass|disabled
         self.bypass_reason = ""
         self.kernels = 0
@@ -105,23 +114,18 @@ class LiveThread:
 
     def retext(self) -> None:
         """One of the texts has changed: what was encoded is stale."""
-        self.texts: dict[str, bytes] = {}
-        self.around: tuple[bytes, bytes] | None = None  # layout.THREAD_TEXTS before and behind the phase
+        self.around: tuple[bytes, bytes] | None = None
 
-    def encode(self, name: str) -> bytes:
-        """layout.THREAD_TEXTS while region `name` is the innermost one."""
+    def encode(self, name: str) -> tuple[bytes, bytes]:
+        """layout.THREAD_TEXTS before and behind the phase, while region `name` is the innermost one. Kept in `around`, but for a library frame."""
         if name == "backend_compile" and self.detail == LIBRARY:
-            self.detail, self.around = "", None  # it gives a graph: a compile like the user's own
-        if self.around is None:
-            behind = (clean(self.frame, FRAME_BYTES), clean(self.reason, REASON_BYTES), clean(self.detail, DETAIL_BYTES))
-            before = f"{clean(self.compile_id, ID_BYTES)}\0{self.kind}\0"
-            self.around = before.encode("utf-8", "replace"), "\0".join(("", *behind)).encode("utf-8", "replace")
-        if name not in _names:
-            if len(_names) >= _KNOWN_NAMES:
-                _names.clear()
-            _names[name] = clean(name, PHASE_BYTES).encode("utf-8", "replace")
-        text = self.texts[name] = self.around[0] + _names[name] + self.around[1]
-        return text
+            self.detail = ""  # it gives a graph: a compile like the user's own
+        behind = (clean(self.frame, FRAME_BYTES), clean(self.reason, REASON_BYTES), clean(self.detail, DETAIL_BYTES))
+        before = f"{clean(self.compile_id, ID_BYTES)}\0{self.kind}\0"
+        around = before.encode("utf-8", "replace"), "\0".join(("", *behind)).encode("utf-8", "replace")
+        if self.detail != LIBRARY:
+            self.around = around
+        return around
 
 
 class LiveThreads:
@@ -144,7 +148,8 @@ class LiveThreads:
             regions = live.regions
             region = regions[-1]
             name = region[0]
-            text = live.texts.get(name) or live.encode(name)
+            before, behind = live.around or live.encode(name)
+            text = before + (_names.get(name) or shown_name(name)) + behind
             live.shown = True
             self.slot.put_thread(cursor, now_ns, live.native_id, regions[0][1], region[1], len(regions), live.split, live.splits, text)
 
@@ -159,7 +164,7 @@ class LiveThreads:
     def closes(self, live: LiveThread) -> None:
         """The thread's outermost region has ended."""
         if live.cursor is not None:
-            self.slot.put(live.cursor, b"", monotonic_ns())
+            self.slot.put(live.cursor, b"", clock.now_ns())
             live.shown = False
         live.clear()
 
@@ -167,17 +172,17 @@ class LiveThreads:
         """Empty records of threads that compile no more: a KeyboardInterrupt inside a hook may have come before it was done. Any thread."""
         for live in list(self._by_ident.values()):
             if live.shown and not live.regions and live.cursor is not None:
-                self.slot.put(live.cursor, b"", monotonic_ns())
+                self.slot.put(live.cursor, b"", clock.now_ns())
                 live.shown = False
                 if live.regions:  # it has begun to compile meanwhile
-                    self.show(live, monotonic_ns())
+                    self.show(live, clock.now_ns())
 
     def split(self, number: int, of: int) -> None:
         """DDPOptimizer compiles split `number` (from 1) of `of` on the calling thread; 0 of 0: it is done."""
         live = self.here()
         live.split, live.splits = min(number, 65535), min(of, 65535)
         if live.regions:
-            self.show(live, monotonic_ns())
+            self.show(live, clock.now_ns())
 
     def progress(self, detail: str) -> str:
         """Show `detail` for the calling thread while it compiles; gives what was shown before."""
@@ -185,7 +190,7 @@ class LiveThreads:
         before, live.detail = live.detail, detail
         live.retext()
         if live.regions:
-            self.show(live, monotonic_ns())
+            self.show(live, clock.now_ns())
         return before
 
     def forget(self) -> None:

@@ -51,7 +51,8 @@ _SIZES = {
     "steps": 256,  # {count, last_mono_ns, last_s, explicit}
     "compile": 4096,  # totals since start, see agent/probes/compile.py
     "ddp": 4096,  # last split, see agent/probes/ddp.py
-    "cudagraph": 2048,  # totals, see agent/probes/cudagraph.py
+    "cudagraph": 4096,  # totals, see agent/probes/cudagraph.py
+    "memory": 4096,  # of the rank's GPU, see agent/probes/memory.py
     "numerics": 2048,  # only with --probe numerics, see agent/probes/numerics.py
     **{f"thread_{n}": 1536 for n in range(THREADS)},
 }

@@ -10,8 +10,11 @@ PHASES = ("dynamo", "aot", "backend", "inductor", "kernel_compile", "autotune", 
 _RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cross_rank_wait", ("compiler_collective", "guard_collective")),
     ("cudagraph_record", ("CUDAGraphNode.record", "cudagraphify")),
-    ("kernel_compile", ("_template_precompiling", "async_compile", "compile_file", "CachingAutotuner.slow_precompile", "PyCodeCache", "TritonBundler")),
-    ("autotune", ("_template_autotuning", "CachingAutotuner", "benchmark_")),
+    (
+        "kernel_compile",
+        ("_template_precompiling", "async_compile", "compile_file", "CachingAutotuner.slow_precompile", "PyCodeCache", "TritonBundler", "triton_jit"),
+    ),
+    ("autotune", ("_template_autotuning", "CachingAutotuner", "benchmark_", "triton_autotune")),
     ("inductor", ("fx_codegen_and_compile", "GraphLowering", "Scheduler", "code_gen", "inductor_compile", "compile_fx", "fw_compiler", "bw_compiler")),
     ("aot", ("create_aot_dispatcher_function", "aot_", "min_cut", "_recursive_joint", "backward._backward_impl")),
     ("backend", ("backend_compile", "entire_backward_compile")),

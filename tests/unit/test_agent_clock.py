@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_fakes import FakeRank
+from fake_dynamo import CODE, Torch, metrics
 
+import rankwatch.agent
 from rankwatch.agent import guard, heartbeat
+from rankwatch.agent.ablate_steps import Steps
 from rankwatch.agent.clock import Clock, clock
 from rankwatch.agent.guard import Probe
 from rankwatch.agent.heartbeat import Heartbeat
+from rankwatch.agent.record_file import RecordFile
+
+CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
 
 
 @pytest.fixture
@@ -35,12 +43,44 @@ def test_frozen_clocks_of_the_job_do_not_stop_the_agents(frozen: None) -> None:
     assert Clock().now_ns() == 0  # one that is made now gets what is there now
 
 
+def test_no_module_of_the_agent_holds_a_clock_that_a_job_may_replace() -> None:
+    names = [found.name for found in pkgutil.walk_packages(rankwatch.agent.__path__, "rankwatch.agent.")]
+    held = {f"{name}.{clock}" for name in names for clock in CLOCKS if getattr(import_module(name), clock, None) is getattr(time, clock)}
+    assert held == set()
+
+
+def test_what_frozen_clocks_and_a_mocked_getpid_do_not_change(tmp_path: Path, frozen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a compile and a step of `rankwatch ablate` take, and that a record is its own process's."""
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    live = FakeRank(tmp_path).rank.threads.here()
+    assert 0 < live.started_ns <= clock.now_ns()
+    file = RecordFile(str(tmp_path / "rank_0.jsonl"))
+    steps = Steps(file, Probe("ablate", lambda: None), last=9, world=1)
+    steps.explicit()
+    file.write("last", n=1)
+    lines = (tmp_path / "rank_0.jsonl").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == ['{"kind":"step"', '{"kind":"last"']
+    assert '"seconds":0.0,' not in lines[0]
+
+
+def test_frozen_clocks_of_the_job_do_not_stop_those_of_a_compile(tmp_path: Path, frozen: None) -> None:
+    fake = FakeRank(tmp_path)
+    torch = Torch(fake)
+    before = clock.now_ns()
+    torch._compile(CODE)
+    torch.begin("backend_compile")
+    (live,) = fake.threads()
+    assert before <= live["started_ns"] <= live["phase_ns"] <= clock.now_ns()
+    torch.compiles.finished(metrics())
+    assert fake.record("compile")["last"]["wall_ns"] > 1_600_000_000 * 10**9
+
+
 class C10d:
     """torch's module, of which the heartbeat finds nothing."""
 
 
 def beats(rank: Any) -> int:
-    return int(rank.slot.cursors["heartbeat"].next_seq.__reduce__()[1][0])
+    return int(repr(rank.slot.cursors["heartbeat"].next_seq).strip("count()"))
 
 
 def test_the_heartbeat_outlives_whatever_one_beat_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: None) -> None:

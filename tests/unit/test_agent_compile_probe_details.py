@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,27 +12,26 @@ import pytest
 from agent_fakes import FakeRank
 from fake_dynamo import CODE, FRAME, Torch, metrics
 
-from rankwatch.agent import threads as threads_module
-from rankwatch.agent.compiling import live as live_module
-from rankwatch.agent.compiling import texts as texts_module
+from rankwatch.agent.clock import clock as agent_clock
 from rankwatch.agent.compiling.asked import Asked
 from rankwatch.agent.compiling.finished import Compiles
+from rankwatch.agent.compiling.records import fields_of, own_seconds
 from rankwatch.agent.compiling.texts import Texts
 from rankwatch.agent.compiling.work import Work
 from rankwatch.agent.guard import here
 from rankwatch.agent.probes import compile as probe_module
+from rankwatch.wire.phases import PHASES
 
 MODEL = "/home/u/model.py"
 GB = "\n\n For more details about this graph break, please visit: https://x/gb/gb0059.html"
 
 
 class Clock:
-    """monotonic_ns in whole seconds that only move when told to."""
+    """The agent's clock in whole seconds that only move when told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100
-        for module in (live_module, threads_module, texts_module):
-            monkeypatch.setattr(module, "monotonic_ns", lambda: self.now * 1_000_000_000)
+        monkeypatch.setattr(agent_clock, "now_ns", lambda: self.now * 1_000_000_000)
 
 
 @pytest.fixture
@@ -282,7 +282,6 @@ def asked(fake: FakeRank, monkeypatch: pytest.MonkeyPatch) -> Asked:
         monkeypatch.delenv(name, raising=False)
     utils = SimpleNamespace(config=SimpleNamespace(disable=False, suppress_errors=False), graph_break_reasons=[])
     compiles = Compiles(fake.rank, fake.rank.probes["compile"], utils)
-    monkeypatch.setattr(live_module, "monotonic_ns", lambda: 1)
     return compiles.asked
 
 
@@ -365,7 +364,7 @@ class Bar:
 
 @pytest.fixture
 def work(fake: FakeRank) -> Work:
-    return Work(fake.rank.probes["compile"], fake.rank.threads)
+    return Work(fake.rank.probes["compile"], fake.rank.threads, [0] * len(PHASES))
 
 
 def detail(fake: FakeRank) -> str:
@@ -401,7 +400,7 @@ def selector() -> Any:
             cls.seen.append(choice())
             return choice
 
-    return SimpleNamespace(AlgorithmSelectorCache=AlgorithmSelectorCache)
+    return SimpleNamespace(AlgorithmSelectorCache=AlgorithmSelectorCache, as_completed=lambda futures, timeout=None: iter(futures))
 
 
 def test_autotuning_choices_are_counted_while_they_are_benchmarked(fake: FakeRank, torch: Torch) -> None:
@@ -425,7 +424,7 @@ def test_a_choice_that_fails_fails_as_without_us(fake: FakeRank, work: Work) -> 
 def test_a_class_that_benchmarks_otherwise_is_left_alone_and_said(work: Work) -> None:
     assert work.hook(SimpleNamespace(), "torch._inductor.async_compile") == ["torch._inductor.async_compile.tqdm is absent in torch ?"]
     other = SimpleNamespace(CachingAutotuner=type("CachingAutotuner", (), {"bench": lambda self, launcher: None}))
-    (reason,) = work.hook(other, "torch._inductor.runtime.triton_heuristics")
+    _precompile, reason = work.hook(other, "torch._inductor.runtime.triton_heuristics")
     assert reason == "torch._inductor.runtime.triton_heuristics.CachingAutotuner.benchmark_all_configs is absent in torch ?"
 
 
@@ -462,3 +461,84 @@ def test_modules_that_come_before_dynamo_are_left_alone(fake: FakeRank, monkeypa
     probe_module.arm(fake.rank, fake.rank.probes["compile"], module)
     assert module.tqdm is Bar
     assert fake.rank.probes["compile"].on
+
+
+# -- totals that wait for the heartbeat
+
+
+def test_totals_of_many_compiles_are_written_with_the_heartbeat(fake: FakeRank, clock: Clock, torch: Torch) -> None:
+    """The compile's own event is not late."""
+    torch.compiles.beat()
+    torch.compiles.finished(metrics())
+    torch.compiles.finished(metrics(compile_id="1/0"))
+    assert (fake.record("compile")["frames"], len(fake.events("compile_end"))) == (1, 2)
+    torch.compiles.beat()
+    assert fake.record("compile")["frames"] == 2
+
+
+def test_totals_are_written_at_once_where_no_heartbeat_comes(fake: FakeRank, clock: Clock, torch: Torch) -> None:
+    torch.compiles.beat()
+    clock.now += 2
+    for n in range(3):
+        torch.compiles.finished(metrics(compile_id=f"{n}/0"))
+        assert fake.record("compile")["frames"] == n + 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"fail_type": "BackendCompilerFailed", "fail_reason": "boom"}, {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded"}]
+)
+def test_a_failure_and_the_recompile_limit_wait_for_nothing(fake: FakeRank, clock: Clock, torch: Torch, fields: dict[str, Any]) -> None:
+    torch.compiles.beat()
+    torch.compiles.finished(metrics())
+    torch.compiles.finished(metrics(**fields))
+    totals = fake.record("compile")
+    assert totals["failures"] + totals["limit_hits"] == 1
+
+
+def test_totals_that_wait_are_written_at_the_end_of_the_process(fake: FakeRank, clock: Clock, torch: Torch) -> None:
+    torch.compiles.beat()
+    for n in range(2):
+        torch.compiles.finished(metrics(compile_id=f"{n}/0"))
+    torch.compiles.last_words()
+    assert fake.record("compile")["frames"] == 2
+
+
+def test_totals_that_change_while_they_are_written_are_written_again(fake: FakeRank, torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads that write, the one with the older copy may come last."""
+    fields, changed = torch.compiles.asked.fields, [False]
+
+    def changing() -> dict[str, Any]:
+        if not changed[0]:
+            changed[0] = True
+            torch.compiles._changes += 1
+        return fields()
+
+    monkeypatch.setattr(torch.compiles.asked, "fields", changing)
+    before = next(fake.rank.slot.cursors["compile"].next_seq)
+    torch.compiles.write()
+    assert next(fake.rank.slot.cursors["compile"].next_seq) == before + 3
+
+
+def test_records_of_a_class_with_slots_are_read_too() -> None:
+    @dataclass(slots=True)
+    class Metrics:
+        compile_id: str = "0/0"
+        duration_us: int = 5
+
+    assert fields_of(Metrics()) == {"compile_id": "0/0", "duration_us": 5}
+
+
+@pytest.mark.parametrize(
+    ("times", "own"),
+    [
+        ({}, {"dynamo": 9.0}),
+        (
+            {"dynamo": 8.0, "aot": 5.0, "inductor": 4.0, "triton": 1.0, "autotune": 2.0},
+            {"dynamo": 3.0, "aot": 1.0, "inductor": 3.0, "triton": 1.0, "autotune": 2.0},
+        ),
+        ({"inductor": 4.0}, {"inductor": 4.0}),
+        ({"aot": 5.0, "dynamo": 4.0}, {"aot": 5.0}),
+    ],
+)
+def test_seconds_that_contain_each_other_are_told_without_what_is_inside(times: dict[str, float], own: dict[str, float]) -> None:
+    assert own_seconds(times, 9.0) == own

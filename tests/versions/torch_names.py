@@ -84,6 +84,20 @@ ALSO = (
     ("torch._dynamo.types", "FrameExecStrategy"),
     ("torch._dynamo.types", "ConvertFrameReturn.frame_exec_strategy"),
     ("torch._inductor.config", "_fuse_ddp_communication"),
+    ("torch._inductor.async_compile", "AsyncCompile.process_pool"),
+    ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager.current_node"),
+    *(
+        ("torch._inductor.config", f"triton.{name}")
+        for name in (
+            "cudagraph_skip_dynamic_graphs",
+            "cudagraph_capture_sizes",
+            "cudagraph_unexpected_rerecord_limit",
+            "cudagraph_dynamic_shape_warn_limit",
+        )
+    ),
+    ("torch.cuda.memory", "memory_stats"),
+    ("torch.cuda.memory", "memory_snapshot"),
+    ("torch.cuda", "current_device"),
     ("torch.distributed", "_DEFAULT_FIRST_BUCKET_BYTES"),
     ("torch._dynamo.backends.distributed", "DDPOptimizer"),
     ("torch.nn.parallel.distributed", "DistributedDataParallel._get_active_ddp_module"),
@@ -95,14 +109,18 @@ ALSO = (
     ("torch.distributed.distributed_c10d", "default_pg_timeout"),
     ("torch.distributed.distributed_c10d", "default_pg_nccl_timeout"),
     ("torch._C._distributed_c10d", "_WorkerServer"),
+    ("torch._C", "_cuda_memoryStats"),
+    ("torch._C", "_cuda_getDevice"),
+    ("torch.cuda", "_lazy_call"),
+    ("torch.cuda", "is_initialized"),
+    ("torch.cuda", "is_current_stream_capturing"),
     ("torch.distributed.launcher.api", "LocalElasticAgent"),
     ("torch.distributed.elastic.multiprocessing.api", "SignalException"),
     *(
         ("torch.distributed.elastic.agent.server.local_elastic_agent", f"LocalElasticAgent.{name}")
-        for name in ("_start_workers", "_stop_workers", "_monitor_workers")
+        for name in ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
     ),
     ("torch.distributed.elastic.agent.server.api", "SimpleElasticAgent._rendezvous"),
-    ("torch.distributed.elastic.agent.server.api", "SimpleElasticAgent._invoke_run"),
 )
 
 

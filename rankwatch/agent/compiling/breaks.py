@@ -44,6 +44,8 @@ class Breaks:
         The others are breaks inside library frames, and those that DDPOptimizer makes on purpose.
         """
         breaks = getattr(self._utils, "graph_break_reasons", ())
+        if len(breaks) == self._read:
+            return
         if len(breaks) < self._read:
             self._read = 0
         new = [(found, users_line(found.user_stack, True)) for found in breaks[self._read :] if getattr(found, "graph_break", True)]

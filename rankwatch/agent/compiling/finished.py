@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from time import time_ns
-
+from rankwatch.agent.clock import clock
 from rankwatch.agent.compiling.asked import Asked
 from rankwatch.agent.compiling.breaks import Breaks
 from rankwatch.agent.compiling.live import LiveCompiles
 from rankwatch.agent.compiling.names import digest, fingerprint, frame_name, ordinal
+from rankwatch.agent.compiling.records import SECONDS, fail_at, fields_of, first_words, outcome_of, own_seconds, seconds_of
 from rankwatch.agent.compiling.texts import Texts
 from rankwatch.agent.compiling.work import Work
 from rankwatch.agent.guard import guarded
@@ -29,14 +28,9 @@ _SHOWN_FRAMES = 8
 _LIMITED_FRAMES = 16
 _REASON_BYTES = 300
 _PHASE_LEAST_NS = 1_000_000
-_LIMIT_REASON = "Dynamo recompile limit exceeded"
-_SECONDS = {
-    "dynamo": "dynamo_cumulative_compile_time_us",
-    "aot": "aot_autograd_cumulative_compile_time_us",
-    "inductor": "inductor_cumulative_compile_time_us",
-    "triton": "triton_compile_time_us",
-    "autotune": "runtime_triton_autotune_time_us",
-}
+_WRITE_LEAST_NS = 1_000_000_000  # between two writes of the totals here, while heartbeats come: they write what is left, twice a second
+_BEATS_STOPPED_NS = 2_000_000_000
+_LIMIT_LEAST_NS = 1_000_000_000  # between two looks at the recompile limit: torch's configuration is slow to read
 _WORST = ("hit", "disabled", "bypass", "miss")
 _CACHE_EVENTS = {f"{prefix}_{result}": (layer, result) for prefix, layer in (("fx_graph_cache", "fx"), ("autograd_cache", "aot")) for result in _WORST}
 
@@ -48,13 +42,16 @@ class Compiles:
         self._rank, self._probe, self._utils = rank, probe, utils
         self.live = LiveCompiles(probe, rank.threads, utils)
         self.asked = Asked(probe, utils, self.write)
-        self.work = Work(probe, rank.threads)
+        self.work = Work(probe, rank.threads, self.live.spent_ns)
         self._texts = Texts(rank.slot)
         self._breaks = Breaks(rank.slot, self._texts, utils)
         guard = guarded(probe)
         self.beat, self.last_words = guard(self.beat), guard(self.last_words)  # type: ignore[method-assign]
         self.by_frame: dict[str, list[Any]] = {}
         self._longest: dict[str, list[Any]] = {}  # the _SHOWN_FRAMES entries of by_frame with most seconds
+        self._least = 0.0  # seconds that none of them is below
+        self._changes = self._written = 0  # of the totals
+        self._written_ns = self._beat_ns = self._limit_ns = 0
         self.totals: dict[str, Any] = {
             "frames": 0,
             "library": 0,
@@ -64,13 +61,13 @@ class Compiles:
             "failures": 0,
             "skipped": 0,
             "graphs": 0,
-            "kernels_done": 0,
+            **self.work.fields(),
             "graph_breaks": 0,
             "last_break": "",
             "limit_hits": 0,
             "limited": [],
             "limit": None,
-            "seconds": dict.fromkeys(_SECONDS, 0.0),
+            "seconds": dict.fromkeys(SECONDS, 0.0),
             "phases": {},
             "last_reason": "",
             "cache": {},
@@ -91,20 +88,26 @@ class Compiles:
 
     def finished(self, metrics: Any) -> None:
         """Count a CompilationMetrics and write the event."""
-        compile_id = str(getattr(metrics, "compile_id", None) or "")
-        kind = "runtime" if getattr(metrics, "is_runtime", False) else "backward" if getattr(metrics, "is_forward", True) is False else "forward"
-        name, file = getattr(metrics, "co_name", None), getattr(metrics, "co_filename", None)
-        frame = frame_name(name, file or "?", getattr(metrics, "co_firstlineno", None) or 0) if name else self.live.frames.get(compile_id, "")
+        fields = fields_of(metrics)
+        get = fields.get
+        compile_id = str(get("compile_id") or "")
+        kind = "runtime" if get("is_runtime") else "backward" if get("is_forward") is False else "forward"
+        name, file, line = get("co_name"), get("co_filename"), get("co_firstlineno") or 0
+        frame = self.live.frames.get(compile_id, "")
+        if name and not (frame.startswith(f"{name}@") and frame.endswith(f":{line}")):
+            frame = frame_name(name, file or "?", line)
         live, started_ns, own_ns = self.live.take(compile_id)
-        fail_reason = getattr(metrics, "fail_reason", None) or ""
-        fail_type = getattr(metrics, "fail_type", None)
-        seconds = (getattr(metrics, "duration_us", None) or 0) / 1e6
-        operations = getattr(metrics, "graph_op_count", None) or 0
-        outcome = _outcome(fail_type, fail_reason, live.one_graph and bool(started_ns))
+        fail_reason, fail_type = get("fail_reason") or "", get("fail_type")
+        seconds, times = (get("duration_us") or 0) / 1e6, seconds_of(fields)
+        operations, cache_size = get("graph_op_count") or 0, get("cache_size")
+        outcome = outcome_of(fail_type, fail_reason, live.one_graph and bool(started_ns))
         library = kind == "forward" and bool(file) and not operations and outcome in ("", "skipped") and is_torch_or_stdlib(str(file))
-        mark = fingerprint(metrics) if kind == "forward" and operations else ""
-        self._count(metrics, kind, frame, seconds, library, outcome, mark)
-        reason, recompile_key = self._recompile_reason(metrics, live if started_ns else None, compile_id, frame)
+        mark = fingerprint(fields) if kind == "forward" and operations else ""
+        self._count(compile_id, kind, library, outcome, operations)
+        self._count_seconds(times, seconds)
+        if frame and not library and kind != "runtime":
+            self._count_frame(frame, kind == "forward" and not outcome, seconds, cache_size or 0, mark)
+        reason, recompile_key = self._recompile_reason(get("recompile_reason") or "", live if started_ns else None, compile_id, frame)
         if reason:
             self.totals["last_reason"] = reason
         self.totals["last"] = {
@@ -114,7 +117,7 @@ class Compiles:
             "seconds": round(seconds, 3),
             "ok": not fail_reason,
             "recompile_reason": reason,
-            "wall_ns": time_ns(),
+            "wall_ns": clock.wall_ns(),
         }
         self._breaks.read(frame, compile_id)
         if outcome == "skipped":
@@ -124,7 +127,7 @@ class Compiles:
         if outcome == "limit":
             self._limit_hit(frame, fail_reason, reason, shared)
         elif not library:
-            shown = clean(_first_words(fail_reason), _REASON_BYTES)
+            shown = clean(first_words(fail_reason), _REASON_BYTES) if fail_reason else ""
             self._rank.slot.event(
                 "compile_end",
                 **shared,
@@ -136,26 +139,29 @@ class Compiles:
                 ok=not fail_reason,
                 fail_type=fail_type,
                 fail_reason=shown,
-                fail_at=_fail_at(metrics, frame) if outcome == "failures" else "",
+                fail_at=fail_at(fields, frame) if outcome == "failures" else "",
                 fail_key=self._texts.add("failure", fail_reason, shown, compile_id, frame) if outcome == "failures" else "",
                 recompile_reason=reason,
-                cache_size=getattr(metrics, "cache_size", None),
-                accumulated_cache_size=getattr(metrics, "accumulated_cache_size", None),
-                limit=self._config("recompile_limit"),
+                cache_size=cache_size,
+                accumulated_cache_size=get("accumulated_cache_size"),
+                limit=self._limit(),
                 graph_ops=operations,
-                graph_nodes=getattr(metrics, "graph_node_count", None),
-                graph_inputs=getattr(metrics, "graph_input_count", None),
-                guards=getattr(metrics, "guard_count", None),
+                graph_nodes=get("graph_node_count"),
+                graph_inputs=get("graph_input_count"),
+                guards=get("guard_count"),
                 fingerprint=mark,
                 kernels=live.kernels if started_ns else 0,
                 cache=dict(live.cache) if started_ns else {},
                 bypass_reason=live.bypass_reason if started_ns else "",
-                times={name: round((getattr(metrics, field, None) or 0) / 1e6, 4) for name, field in _SECONDS.items() if getattr(metrics, field, None)},
-                cudagraph_skip_reason=clean(getattr(metrics, "cudagraph_skip_reason", None) or "", 200),
+                times={name: round(spent, 4) for name, spent in times.items()},
+                cudagraph_skip_reason=clean(get("cudagraph_skip_reason") or "", 200),
             )
         if started_ns:  # what comes after in the same root belongs to no compile
             live.cache, live.kernels, live.bypass_reason = {}, 0, ""
-        self.write()
+        self._changes += 1
+        now_ns = clock.now_ns()
+        if outcome in ("limit", "failures") or now_ns - self._written_ns >= _WRITE_LEAST_NS or now_ns - self._beat_ns >= _BEATS_STOPPED_NS:
+            self.write()
         self._texts.send()
         if kind == "forward" and not library and operations:
             for tell in self._rank.on_compiled:
@@ -165,24 +171,37 @@ class Compiles:
                 tell(compile_id, frame)
 
     def write(self) -> None:
-        """Write the totals."""
+        """Write the totals; again where they have changed meanwhile, so that of two threads that write none leaves an old copy as the newest."""
+        changes = -1
+        while changes != self._changes:
+            changes = self._changes
+            self._write()
+            self._written, self._written_ns = changes, clock.now_ns()
+
+    def _write(self) -> None:
         totals = self.totals
         longest = sorted(self._longest.items(), key=lambda item: -item[1][1])
         totals["by_frame"] = {frame: [count, round(seconds, 3), mark, size] for frame, (count, seconds, mark, size) in longest}
         totals["phases"] = {name: round(spent / 1e9, 3) for name, spent in zip(PHASES, self.live.spent_ns) if spent}  # noqa: B905 - same length
         totals["graph_breaks"], totals["last_break"] = self._breaks.count, self._breaks.last
-        totals["kernels_done"], totals["texts_dropped"] = self.work.kernels_done, self._texts.dropped
-        totals["limit"] = self._config("recompile_limit")
+        totals["texts_dropped"] = self._texts.dropped
+        totals.update(self.work.fields())
+        self._limit()
         totals.update(self.asked.fields())
         self._rank.slot.write_json("compile", totals)
 
     def beat(self) -> None:
-        """Twice a second: what changes without a compile, and texts that wait."""
+        """Twice a second: totals that wait, what changes without a compile, and texts that wait."""
+        self._beat_ns = clock.now_ns()
+        if self.work.look() or self._written != self._changes:
+            self.write()
         self.asked.look()
         self._texts.send()
 
     def last_words(self) -> None:
         """At the end of the process."""
+        if self._written != self._changes:
+            self.write()
         self._texts.send(at_the_end=True)
 
     def wrap_instant(self, log_instant: Any) -> Any:
@@ -207,10 +226,9 @@ class Compiles:
         if result == "bypass" and isinstance(metadata, dict):
             live.bypass_reason = clean(str(metadata.get("cache_bypass_reason") or ""), 200)
 
-    def _recompile_reason(self, metrics: Any, live: LiveThread | None, compile_id: str, frame: str) -> tuple[str, str]:
+    def _recompile_reason(self, reason: str, live: LiveThread | None, compile_id: str, frame: str) -> tuple[str, str]:
         """(first line of the newest reason, key of the text with the reasons of all versions that failed)."""
-        reason = getattr(metrics, "recompile_reason", None) or ""
-        shown = clean(reason, _REASON_BYTES)
+        shown = clean(reason, _REASON_BYTES) if reason else ""
         if not shown:
             return "", ""
         whole = reason
@@ -219,31 +237,38 @@ class Compiles:
             whole = "\n".join(map(str, new)) or reason
         return shown, self._texts.add("recompile", whole, shown, compile_id, frame)
 
-    def _count(self, metrics: Any, kind: str, frame: str, seconds: float, library: bool, outcome: str, mark: str) -> None:
+    def _count(self, compile_id: str, kind: str, library: bool, outcome: str, operations: int) -> None:
         totals = self.totals
-        operations = getattr(metrics, "graph_op_count", None) or 0
         if library:
             totals["library"] += 1
         elif outcome in ("skipped", "failures"):
             totals[outcome] += 1
         elif not outcome:
             totals["frames" if kind == "forward" else kind] += 1
-            totals["recompiles"] += kind == "forward" and ordinal(str(getattr(metrics, "compile_id", "") or "")) > 0
+            totals["recompiles"] += kind == "forward" and ordinal(compile_id) > 0
         totals["graphs"] += kind == "forward" and operations > 0
-        for name, spent in _own_seconds(metrics, seconds).items():
-            totals["seconds"][name] = round(totals["seconds"][name] + spent, 6)
-        if frame and not library and kind != "runtime":
-            if frame not in self.by_frame and len(self.by_frame) >= _KNOWN_FRAMES:
+
+    def _count_seconds(self, times: dict[str, float], seconds: float) -> None:
+        totals = self.totals["seconds"]
+        for name, spent in own_seconds(times, seconds).items():
+            totals[name] = round(totals[name] + spent, 6)
+
+    def _count_frame(self, frame: str, compiled: bool, seconds: float, cache_size: int, mark: str) -> None:
+        entry = self.by_frame.get(frame)
+        if entry is None:
+            if len(self.by_frame) >= _KNOWN_FRAMES:
                 del self.by_frame[next(name for name in self.by_frame if name not in self._longest)]
-            entry = self.by_frame.setdefault(frame, [0, 0.0, "", 0])
-            entry[0] += kind == "forward" and not outcome
-            entry[1] += seconds
-            entry[3] = max(entry[3], getattr(metrics, "cache_size", None) or 0)
-            if mark:
-                entry[2] = digest(f"{entry[2]}{mark}")
+            entry = self.by_frame[frame] = [0, 0.0, "", 0]
+        entry[0] += compiled
+        entry[1] += seconds
+        entry[3] = max(entry[3], cache_size)
+        if mark:
+            entry[2] = digest(f"{entry[2]}{mark}") if entry[2] else mark
+        if len(self._longest) < _SHOWN_FRAMES or entry[1] >= self._least:
             self._longest[frame] = entry
             if len(self._longest) > _SHOWN_FRAMES:
-                del self._longest[min(self._longest, key=lambda name: self._longest[name][1])]
+                shortest = min(self._longest, key=lambda name: self._longest[name][1])
+                self._least = self._longest.pop(shortest)[1]
 
     def _limit_hit(self, frame: str, fail_reason: str, reason: str, shared: dict[str, Any]) -> None:
         """The frame compiles no more. torch's record of it has no sizes: the frame's newest compile had one version less than there are now."""
@@ -259,39 +284,11 @@ class Compiles:
             entry[3] = size
         self._rank.slot.event("recompile_limit", **shared, limit_type=limit_type, limit=limit, last_reason=reason, cache_size=size)
 
+    def _limit(self) -> Any:
+        now_ns = clock.now_ns()
+        if now_ns - self._limit_ns >= _LIMIT_LEAST_NS:
+            self._limit_ns, self.totals["limit"] = now_ns, self._config("recompile_limit")
+        return self.totals["limit"]
+
     def _config(self, name: str) -> Any:
         return getattr(getattr(self._utils, "config", None), name, None)
-
-
-def _outcome(fail_type: str | None, fail_reason: str, one_graph: bool) -> str:
-    """ "" for a compile that worked, limit, skipped (the frame is left to Python), or failures (the program gets an exception)."""
-    if fail_reason.startswith(_LIMIT_REASON) and not one_graph:
-        return "limit"
-    if fail_type in ("Unsupported", "SkipFrame") and not (one_graph and fail_type == "Unsupported"):
-        return "skipped"
-    return "" if fail_type is None else "failures"
-
-
-def _first_words(reason: str) -> str:
-    """First line of a failure; with the next one where it ends in a colon: `backend='x' raised: ValueError: ...`."""
-    first, _, rest = reason.strip().partition("\n")
-    return f"{first} {rest.strip()}" if first.endswith(":") else first
-
-
-def _fail_at(metrics: Any, frame: str) -> str:
-    """`model.py:31`, the user's line of a failure; where torch knows none, as when a backend fails, the first line of the frame."""
-    file, line = getattr(metrics, "fail_user_frame_filename", None), getattr(metrics, "fail_user_frame_lineno", None)
-    return f"{os.path.basename(str(file))}:{line}" if file else frame.partition("@")[2]
-
-
-def _own_seconds(metrics: Any, seconds: float) -> dict[str, float]:
-    """torch's times of a compile, which contain each other (dynamo > aot > inductor > triton), without what is inside each."""
-    spent = {name: (getattr(metrics, field, None) or 0) / 1e6 for name, field in _SECONDS.items()}
-    if not any(spent.values()):
-        spent["dynamo"] = seconds  # a compile that failed early
-    inside = 0.0
-    for name in ("triton", "inductor", "aot", "dynamo"):
-        whole = spent[name]
-        spent[name] = max(0.0, whole - inside)
-        inside = max(whole, inside)
-    return spent

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
-from time import monotonic_ns
 
 from rankwatch.agent import compat
+from rankwatch.agent.clock import clock
 from rankwatch.agent.compiling.names import frame_name, ordinal
 from rankwatch.agent.guard import here
 from rankwatch.agent.sources import is_torch_or_stdlib
-from rankwatch.agent.threads import LIBRARY
+from rankwatch.agent.threads import LIBRARY, _names, shown_name
 from rankwatch.wire.phases import PHASES, phase_of
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ class LiveCompiles:
         chain = None if compat.is_stub(previous) else previous
         probe, by_ident, add, put_thread = self._probe, self._threads._by_ident, self._threads.here, self._threads.slot.put_thread
         frame_starts, root_starts, look_for_reason, root_ends = self._frame_starts, self._root_starts, self._look_for_reason, self._root_ends
-        phases, phase_index = self._phases, self._phase_index
+        phases, phase_index, now, names = self._phases, self._phase_index, clock.now_ns, _names
 
         def record_chromium_event_internal(event: dict[str, Any]) -> Any:
             if probe.on and here.pid:  # 0 in a fork child; asking for the pid would be a sixth of the whole cost
@@ -54,7 +54,7 @@ class LiveCompiles:
                     live = by_ident.get(get_ident()) or add()
                     name = event["name"]
                     regions = live.regions
-                    now_ns = monotonic_ns()
+                    now_ns = now()
                     if regions:
                         live.own_ns[regions[-1][2]] += now_ns - live.since_ns
                         live.since_ns = now_ns
@@ -78,7 +78,8 @@ class LiveCompiles:
                             root_ends(live)
                     if regions and live.cursor is not None:  # LiveThreads.show, without its call
                         name, phase_ns, _phase = regions[-1]
-                        text = live.texts.get(name) or live.encode(name)
+                        before, behind = live.around or live.encode(name)
+                        text = before + (names.get(name) or shown_name(name)) + behind
                         live.shown = True
                         put_thread(live.cursor, now_ns, live.native_id, regions[0][1], phase_ns, len(regions), live.split, live.splits, text)
                 except Exception as error:
@@ -94,7 +95,7 @@ class LiveCompiles:
         """
         live = self._threads.here()
         if live.regions and live.compile_id == compile_id:
-            now_ns = monotonic_ns()
+            now_ns = clock.now_ns()
             live.own_ns[live.regions[-1][2]] += now_ns - live.since_ns
             live.since_ns = now_ns
             started_ns, own_ns = live.regions[0][1], live.own_ns
@@ -118,9 +119,10 @@ class LiveCompiles:
 
     def _frame_starts(self, live: LiveThread, event: dict[str, Any]) -> None:
         """Region `dynamo` begins: a frame is about to be compiled. The event does not say which; the caller's frame does."""
-        self._repair(live)
         if live.regions:
-            return  # a compile inside a compile: the outer one is what the thread is in
+            self._repair(live)
+            if live.regions:
+                return  # a compile inside a compile: the outer one is what the thread is in
         self._root_starts(live, "dynamo", event)
         code, live.one_graph = _under_compilation()
         if code is not None:
@@ -128,10 +130,10 @@ class LiveCompiles:
             if is_torch_or_stdlib(code.co_filename):
                 live.detail = LIBRARY
             self._remember(live.compile_id, live.frame)
-        if ordinal(live.compile_id) > 0 and code is not None:
-            live.code = code
-            live.reason_place = len(self._utils.guard_failures.get(code, ()))
-            live.reason_looks = _REASON_LOOKS
+            if ordinal(live.compile_id) > 0:
+                live.code = code
+                live.reason_place = len(self._utils.guard_failures.get(code, ()))
+                live.reason_looks = _REASON_LOOKS
         live.retext()
 
     def _root_starts(self, live: LiveThread, name: str, event: dict[str, Any]) -> None:
@@ -163,14 +165,13 @@ class LiveCompiles:
 
     def _repair(self, live: LiveThread) -> None:
         """Drop regions that never end because a KeyboardInterrupt fell into a hook or into torch's own bookkeeping."""
-        if live.regions:
-            depth = len(self._utils.get_chromium_event_logger().get_stack())
-            outer = next((n for n, region in enumerate(live.regions) if region[0] == "dynamo"), depth)
-            if outer < depth and not _inside_another_compile():
-                depth = outer
-            del live.regions[depth:]
-            if not live.regions:
-                self._root_ends(live)
+        depth = len(self._utils.get_chromium_event_logger().get_stack())
+        outer = next((n for n, region in enumerate(live.regions) if region[0] == "dynamo"), depth)
+        if outer < depth and not _inside_another_compile():
+            depth = outer
+        del live.regions[depth:]
+        if not live.regions:
+            self._root_ends(live)
 
     def _count(self, own_ns: list[int]) -> None:
         for place, spent in enumerate(own_ns):

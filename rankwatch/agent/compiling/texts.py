@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from time import monotonic_ns
 
+from rankwatch.agent.clock import clock
 from rankwatch.agent.compiling.names import digest
 from rankwatch.agent.threads import clean
 from rankwatch.wire import layout
@@ -61,7 +61,7 @@ class Texts:
         """Send some of what waits: a few at a time, and not many a second."""
         if not self._waiting:
             return
-        now_ns = monotonic_ns()
+        now_ns = clock.now_ns()
         if now_ns - self._second_ns >= 1_000_000_000:
             self._second_ns, self._sent = now_ns, 0
         number = _PARTS_AT_THE_END if at_the_end else min(PARTS_AT_ONCE, _PARTS_A_SECOND - self._sent)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from rankwatch.agent.rank import Rank
 
+MAX_MEETINGS = 256
+
 
 def arm(rank: Rank, probe: Probe, c10d: Any) -> None:
     """Wrap the group functions of torch.distributed.distributed_c10d. With the probe off only the claim and the lifecycle remain."""
@@ -245,6 +247,8 @@ class _Membership:
         given = {**dict(zip(compat.MONITORED_BARRIER.parameters, args)), **kwargs}  # noqa: B905 - as above
         name = self._groups.name_of(given.get("group"))
         asked_s = compat.seconds_of(given.get("timeout"))
+        if name not in self._meetings and len(self._meetings) >= MAX_MEETINGS:  # within a world, the number that is a group's name never comes again
+            self._meetings = {known: calls for known, calls in self._meetings.items() if not known.isdigit() or self._groups.knows(known)}
         self._meetings[name] = self._meetings.get(name, 0) + 1
         self._rank.barrier = {
             "group": name, "calls": self._meetings[name], "inside": True, "since_mono_ns": clock.now_ns(),

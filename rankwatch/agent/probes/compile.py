@@ -7,7 +7,8 @@
   frames      compiles of frames (forward), library: those of torch's and the standard library's that gave no operations, of which no event
               tells; backward, runtime (autotuning, CUDA graphs)
   recompiles  frames compiled again; last_reason: the newest reason; failures: compiles that raised; skipped: frames that Dynamo
-              leaves to Python; graphs: compiles that gave a graph with operations; kernels_done: kernels waited for
+              leaves to Python; graphs: compiles that gave a graph with operations; kernels_done: kernels waited for; kernels_pending: that compile workers
+              have still to do; configs_tried, tunings: configurations and choices benchmarked, and how often; jit_kernels: of the user's own Triton code
   graph_breaks, last_break; limit_hits, limited: frames that run eagerly now because of the recompile limit (latched); limit: recompile_limit
   seconds     {dynamo, aot, inductor, triton, autotune}, each without the ones inside it, so that their sum is the time spent compiling
   phases      {wire.phases.PHASES: own seconds}, also of the compile that runs now
@@ -28,7 +29,9 @@ from __future__ import annotations
 from rankwatch.agent import compat
 from rankwatch.agent.compiling.asked import Asked
 from rankwatch.agent.compiling.finished import Compiles
+from rankwatch.agent.compiling.tuning import TRITON_MODULES
 from rankwatch.agent.compiling.work import TARGETS
+from rankwatch.agent.when_imported import when_imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +63,8 @@ def arm(rank: Rank, probe: Probe, module: Any) -> None:
         rank.on_beat.append(_compiles.beat)
         rank.on_exit.append(_compiles.last_words)
         _compiles.write()
+        for awaited in TRITON_MODULES:
+            when_imported(awaited, lambda triton: arm(rank, probe, triton))
         if len(_reasons) == 3:
             probe.report("missing", "; ".join(_reasons))
             return

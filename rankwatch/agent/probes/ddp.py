@@ -21,9 +21,9 @@ from __future__ import annotations
 import hashlib
 import sys
 from threading import get_ident
-from time import monotonic_ns, time_ns
 
 from rankwatch.agent import compat
+from rankwatch.agent.clock import clock
 from rankwatch.agent.guard import guarded
 
 TYPE_CHECKING = False
@@ -83,7 +83,7 @@ class Splits:
 
     def wrap_compile(self, compile_fn: Any) -> Any:
         def wrapped(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            started_ns = monotonic_ns()
+            started_ns = clock.now_ns()
             self._begins(optimizer)
             try:
                 result = compile_fn(optimizer, *args, **kwargs)
@@ -117,7 +117,7 @@ class Splits:
         cap, size = _cap_and_size(module)
         if cap <= 0 or size <= cap:
             if mode != "ddp_optimizer" and not self.record:
-                self.record = {"status": "", "mode": mode, "cap_bytes": cap, "wall_ns": time_ns()}
+                self.record = {"status": "", "mode": mode, "cap_bytes": cap, "wall_ns": clock.wall_ns()}
                 self.write()
         elif mode != "ddp_optimizer":
             self._not_applied(compile_id, frame, mode, f"torch._dynamo.config.optimize_ddp gives {mode}", cap, size)
@@ -168,7 +168,7 @@ class Splits:
             mode=_mode(),
             cap_bytes=int(getattr(optimizer, "bucket_bytes_cap", 0)),
             first_cap_bytes=int(getattr(optimizer, "first_bucket_cap", 0)),
-            seconds=round((monotonic_ns() - started_ns) / 1e9, 4),
+            seconds=round((clock.now_ns() - started_ns) / 1e9, 4),
             error=f"in split {begun} of {len(buckets)}: {_text(error)}" if error is not None and begun and len(buckets) > 1 else _text(error),
             **_describe(buckets),
         )
@@ -197,7 +197,7 @@ class Splits:
         return {"calls": self.calls, "failures": self.failures, "not_applied": self.not_applied, "subgraphs": self.subgraphs}
 
     def _show(self, **fields: Any) -> None:
-        self.record = {**fields, "wall_ns": time_ns()}
+        self.record = {**fields, "wall_ns": clock.wall_ns()}
         self.write()
         self._rank.slot.event("ddp_split", **fields, **self._totals())
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from time import monotonic_ns
 
 from rankwatch.agent import compat, public
+from rankwatch.agent.clock import clock
 from rankwatch.agent.guard import guarded
 from rankwatch.agent.readback import DEVICES, Readback
 from rankwatch.agent.replicas import Replica, Replicas, checksums, decode, l2_norms
@@ -176,7 +176,7 @@ class Numerics:
             replicas = {"group": shown.group, "ranks": shown.ranks, "model": shown.model, "total": len(shown.parameters), "unsynced": shown.unsynced}
             record["replicas"] = {**replicas, "names": self._names, "checks": self._checks}
         self._rank.slot.write_json("numerics", record)
-        self._written_ns = monotonic_ns()
+        self._written_ns = clock.now_ns()
 
     # -- the hooks, guarded ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Numerics:
         replica = self._replicas.of(parameter)
         if replica is not None:
             self._look_at_replica(replica)
-        if new_round and monotonic_ns() - self._written_ns >= WRITE_EVERY_NS:
+        if new_round and clock.now_ns() - self._written_ns >= WRITE_EVERY_NS:
             self.write()
 
     def _log_loss(self, loss: Any) -> None:
@@ -226,7 +226,7 @@ class Numerics:
         self._optimizers = max(1, len(self._stepped))
         self._stepped = {identity}
         self._looked = set()
-        now_ns = monotonic_ns()
+        now_ns = clock.now_ns()
         if self._began_ns:
             self._step_ns = now_ns - self._began_ns
         self._began_ns = now_ns
@@ -247,11 +247,11 @@ class Numerics:
             return
         if step % (self.every if device.type == "cpu" else self._stride):
             return
-        began_ns = monotonic_ns()
+        began_ns = clock.now_ns()
         norm = gradient_norm(self._torch, optimizer, device)
         if norm is not None:
             self._readback.take(norm, lambda values: self._normed(step, float(values[0]), "norm"))
-            self._afford(monotonic_ns() - began_ns)
+            self._afford(clock.now_ns() - began_ns)
 
     def _afford(self, cost_ns: int) -> None:
         """Look less often where a look costs more than its share of a step."""

@@ -99,3 +99,5 @@ class Steps:
         self._last_ns = now_ns
         self.count += 1
         self.write()
+        for look in self._rank.on_step:
+            look(now_ns)
