@@ -96,6 +96,28 @@ class Collective:
     duration_s: float | None = None  # NCCL with timing: from its start on the device, the wait for the others included
 
 
+@dataclass(frozen=True, slots=True)
+class CollectiveSum:
+    """One rank's finished operations of one group, kind and size, as far as their durations were read: NCCL with TORCH_NCCL_ENABLE_TIMING.
+
+    group: its name, "other" beyond a bound. bytes: as nccl-tests counts them. device_s: time on the rank's device, waits for the others included.
+    bus_bytes over bus_s: bus bandwidth over all operations that were joined between the ranks of the node, without the waits (the shortest duration
+    of each); bus_bytes_per_s: the same of the newest reading, None while there is none. whole: every rank of the group is of this node; else it is a
+    lower bound. Source: nccl-tests doc/PERFORMANCE.md.
+    """
+
+    group: str
+    op: str
+    size_bucket: str
+    count: int
+    bytes: int
+    device_s: float
+    bus_bytes_per_s: float | None = None
+    bus_bytes: float = 0.0
+    bus_s: float = 0.0
+    whole: bool = False
+
+
 KIND_BYTES = 4
 
 
@@ -257,6 +279,88 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """One look of the driver (NVML) at the GPU of a rank; what the driver does not tell is None, () or 0.
+
+    by: how it is known to be this rank's: "process" (the rank's process runs on it) or "order" (the local rank's place among the visible GPUs).
+    throttled: why the hardware holds its clocks down: "hardware slowdown", "thermal slowdown", "power brake". xids: (code, at) seen by this monitor.
+    ecc_uncorrected: since the driver was loaded; ecc_new: of those, since the job was first looked at.
+    """
+
+    index: int
+    uuid: str
+    at: float
+    by: Literal["process", "order"] = "process"
+    utilisation_ratio: float | None = None
+    sm_clock_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    throttled: tuple[str, ...] = ()
+    ecc_uncorrected: int | None = None
+    ecc_new: int = 0
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    xids: tuple[tuple[int, float], ...] = ()
+    lost: str = ""  # "GPU is lost": the driver's own word
+
+
+@dataclass(frozen=True, slots=True)
+class RasRank:
+    """A rank in a line of NCCL's RAS. rank: global, where its process is one of ours; comm_rank: within its communicator."""
+
+    comm_rank: int
+    pid: int
+    gpu: str
+    node: str
+    rank: int | None = None
+    launched: int | None = None  # operations
+
+
+@dataclass(frozen=True, slots=True)
+class RasProblem:
+    """One finding of RAS about one communicator. kind: MISMATCH, ERROR, INCOMPLETE, TIMEOUT; what: its sentence."""
+
+    kind: str
+    what: str
+    communicator: str = ""
+    ranks: tuple[RasRank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ras:
+    """NCCL's own RAS service as a second opinion. Only what two polls in a row have said alike is in `problems`.
+
+    state: ok, problems, refused (nobody listens), silent (no answer in time), foreign (it speaks of another job's processes), off, unread (a format
+    that is not known). processes: those that RAS counts in the job that has answered.
+    """
+
+    state: Literal["ok", "problems", "refused", "silent", "foreign", "off", "unread"]
+    at: float = 0.0
+    problems: tuple[RasProblem, ...] = ()
+    processes: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """What NCCL's watchdog has printed in a rank's log, each with the moment at which it was read. readable: there is a log.
+
+    ends_at: it takes the process down. aborts_at, aborted_at: the communicator. seq, op: what timed out, by its words ("allreduce").
+    """
+
+    readable: bool = False
+    fired_at: float | None = None
+    ends_at: float | None = None
+    aborts_at: float | None = None
+    aborted_at: float | None = None
+    seq: int = 0
+    op: str = ""
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankState:
     """All that is known of one rank. `agent`: off (no slot), silent (nobody claimed), loaded (no torch yet), armed (not joined), claimed."""
 
@@ -279,7 +383,8 @@ class RankState:
     handling: Crash | None = None  # what its main thread handles now, for half a second at least: an error handler or a `finally` that waits
     collectives: tuple[Collective, ...] = ()  # newest last, per the last full read
     collectives_at: float | None = None  # when they were read
-    lost_collectives: int = 0
+    lost_collectives: int = 0  # records that the recorder dropped between two reads
+    collective_sums: tuple[CollectiveSum, ...] = ()  # longest first
     calls: dict[str, Calls] = field(default_factory=dict)  # group name -> what it called there, beyond the newest entries
     enqueued: dict[str, int] = field(default_factory=dict)  # group name -> last enqueued seq, by the cheap status read
     completed: dict[str, int] = field(default_factory=dict)
@@ -290,6 +395,8 @@ class RankState:
     ddp: dict[str, Any] = field(default_factory=dict)
     cudagraph: dict[str, Any] = field(default_factory=dict)
     numerics: dict[str, Any] = field(default_factory=dict)  # only with --probe numerics
+    memory: dict[str, Any] = field(default_factory=dict)  # of its GPU, as torch's allocator counts it; agent/probes/memory.py
+    gpu: Gpu | None = None
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int = 0
     last_step_at: float | None = None
@@ -299,6 +406,7 @@ class RankState:
     earlier_stack: Stack | None = None  # the one before it
     native_stack: Stack | None = None  # the newest with native frames, taken once an incident
     crash: Crash | None = None
+    watchdog: Watchdog = Watchdog()
     script_problem: str = ""  # "train.py does not exist": why Python cannot start the job's script
 
 
@@ -311,6 +419,7 @@ class NodeReport:
     group_rank: int = 0
     report_age_s: float = 0.0
     clock_offset_s: float = 0.0  # what to add to this node's wall clock to get the judge's
+    gpu_note: str = ""  # why its ranks have no `gpu`, or none any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +440,8 @@ class JobSnapshot:
     started_at: float = 0.0
     final: bool = False  # the job has ended; this is the last look
     restarting: bool = False  # with `final`: at these workers; torchrun starts others
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks: what is set there of NCCL's watchdog
+    ras: Ras | None = None  # None: not asked, nothing was suspected
 
     def ranks(self) -> dict[int, RankState]:
         """Every reported rank by number."""

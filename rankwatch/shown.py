@@ -166,6 +166,7 @@ _AGE = re.compile(r"(?:^|\s)for \d+ s(?=(?: \(\d+ of \d+ ranks seen\))?$)")
 
 
 _COMPILES = re.compile(r" has run for \d+ s, phase (\S+(?: \([^)]*\))?) for \d+ s")
+_JUST_NOW = (("it has just compiled ", "it had just compiled "), ("it is in torch.compile", "it was in torch.compile"))
 _HAS_NOT = re.compile(r"\b(?:has|have) not (?=entered|come|joined|called)")
 _WAITS = re.compile(r"^(ranks? [\d,. ()-]+?) waits?(?=$| \()")
 
@@ -177,7 +178,9 @@ def past(summary: str) -> str:
 
 
 def past_compile(text: str) -> str:
-    """A line that tells how long a compile has run, once it does so no more."""
+    """A line that tells of a compile under way, or one that had just ended, once that is over."""
+    for now, then in _JUST_NOW:
+        text = text.replace(now, then)
     return _COMPILES.sub(r" ran, seen last in phase \1", text)
 
 

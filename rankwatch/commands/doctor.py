@@ -41,6 +41,7 @@ _LOST = {
     "steps": "the no-step rule, steps in metrics",
     "collectives": "not_entered, mismatch, group_order_deadlock, all_entered, gil_held",
     "cudagraph": "CUDA-graph memory and re-recordings",
+    "memory": "memory of the ranks' GPUs, and what held it when an allocation failed",
     "stacks": "the line in at=, data_loading, checkpointing, external_io, debugger",
     "worker server": "gil_held, and every verdict from collectives while a rank holds the GIL",
 }
@@ -234,7 +235,7 @@ def _look(pid: int, slot_dir: str, device: str) -> Iterator[Check]:
 
 
 def _probes(state: SlotState) -> Iterator[Check]:
-    for name in ("compile", "ddp", "steps", "collectives", "cudagraph"):
+    for name in ("compile", "ddp", "steps", "collectives", "cudagraph", "memory"):
         probe = state.probes.get(name, {"status": "missing", "detail": "it never reported"})
         status, detail = str(probe.get("status")), str(probe.get("detail") or "")
         if status == "armed":

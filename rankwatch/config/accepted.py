@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-PROBES = ("compile", "ddp", "cudagraph", "steps", "collectives")
+PROBES = ("compile", "ddp", "cudagraph", "steps", "collectives", "memory", "gpu")
 MORE_PROBES = ("numerics",)
 
 _LONGEST_S = 1e12  # 30,000 years; what is longer is a slip, or no float any more

@@ -26,6 +26,8 @@ class Options:
     no_probe: tuple[str, ...] = ()
     probe: tuple[str, ...] = ()
     torch_trace: bool = False
+    nccl_timing: str = "auto"
+    collective_history: str = "auto"
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
     metrics_level: str = "auto"
@@ -92,7 +94,7 @@ OPTIONS = (
         "table",
         accepted.limit_name,
     ),
-    Option("no-probe", "no_probe", "NAME", "switch a probe in the ranks off: " + ", ".join(accepted.PROBES) + "; may be repeated", accepted.probe, "list"),
+    Option("no-probe", "no_probe", "NAME", "switch a probe off: " + ", ".join(accepted.PROBES) + "; may be repeated", accepted.probe, "list"),
     Option(
         "probe",
         "probe",
@@ -111,6 +113,22 @@ OPTIONS = (
         " compile time, 0.1 MB and more a compiled block and rank, beyond the run's 200 MB",
         accepted.switch,
         "switch",
+    ),
+    Option(
+        "nccl-timing",
+        "nccl_timing",
+        "WHEN",
+        "TORCH_NCCL_ENABLE_TIMING for the ranks, unless the job sets it itself: auto (the default: on), on or off; it alone tells which rank's GPU has not"
+        " started a collective, how long collectives take and at what bandwidth, for some 15 us a collective issued back to back",
+        accepted.choice("auto", "on", "off"),
+    ),
+    Option(
+        "collective-history",
+        "collective_history",
+        "WHEN",
+        "read what torch's recorder holds regularly and not only when ranks wait: auto (the default: gloo, and NCCL from torch 2.14 on, before which a read"
+        " may meet an operation that is being freed), on or off; it shows calls that do not match, stragglers and bandwidth",
+        accepted.choice("auto", "on", "off"),
     ),
     Option("label", "labels", "K=V", "label of the run, in files, metrics and notices, such as team=vision; may be repeated", accepted.text, "table"),
     Option("owner", "owner", "NAME", "who to ask about this run", accepted.text),

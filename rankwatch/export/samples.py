@@ -5,7 +5,6 @@ A value that nobody has seen gives no sample: absent is honest, zero is a claim.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,6 +19,7 @@ Sample = tuple[str, tuple[str, ...], float]
 
 RECOVERED_SHOWN_S = 60.0
 MAX_LABEL = 60
+_MOST = 1e300  # beyond it an int is no float any more
 MAX_BY_NAME = 256  # incidents; one that no Status has shown for so many others never comes back
 
 
@@ -126,6 +126,9 @@ def _compiles(doc: Mapping[str, Any]) -> Iterator[Sample]:
         yield "rankwatch_compile_regime", (name,), name == regime
     for kind in COMPILE_DIVERGENCES:
         yield "rankwatch_compile_divergence", (kind,), kinds.count(kind)
+    graphs = _table(doc.get("cudagraphs"))
+    if graphs:
+        yield "rankwatch_cudagraph_growing_frames", (), sum(bool(_table(row).get("growing")) for row in graphs.get("frames") or ())
     yield from _from("rankwatch_compile_waited_rank_seconds_total", (), _table(doc.get("totals")), "waited_rank_s")
 
 
@@ -176,6 +179,13 @@ def _node(status: Status, own: tuple[NodeReport, ...], last_render_s: float) -> 
     states = [state for report in own for state in report.ranks]
     for probe in sorted({probe for state in states for probe in state.probes}):
         yield "rankwatch_probe_ranks_down", (probe,), sum(probe_up(state.probes.get(probe, {})) is False for state in states)
+    rates: dict[tuple[str, str], float] = {}
+    for each in (each for state in states for each in state.collective_sums):
+        if (rate := each.bus_bytes_per_s) is not None:
+            place = (each.op, each.size_bucket)
+            rates[place] = min(rate, rates.get(place, rate))
+    for place, rate in sorted(rates.items())[:24]:
+        yield "rankwatch_collective_bus_bandwidth_bytes_per_second", place, rate
     cache: dict[tuple[str, str], float] = {}
     for state in states:
         for name, results in _table(state.compile_totals.get("cache")).items():
@@ -231,6 +241,10 @@ def _rank(state: RankState, report: NodeReport, view: shown.RankView, status: St
     if state.completed:
         yield "rankwatch_collectives_total", rank, sum(max(0, seq) for seq in state.completed.values())
     yield "rankwatch_process_groups", rank, len(state.groups)
+    if state.collective_sums:
+        yield "rankwatch_collective_device_seconds_total", rank, sum(each.device_s for each in state.collective_sums)
+    if state.collectives_at is not None:
+        yield "rankwatch_collective_records_lost_total", rank, state.lost_collectives
 
     started = min((activity.started_at for activity in state.compiling), default=None)
     yield "rankwatch_compile_active", rank, started is not None
@@ -242,6 +256,19 @@ def _rank(state: RankState, report: NodeReport, view: shown.RankView, status: St
     yield from _from("rankwatch_cudagraph_rerecordings_total", rank, state.cudagraph, "rerecords")
     yield from _from("rankwatch_cudagraph_skips_total", rank, state.cudagraph, "skips")
     yield from _from("rankwatch_cudagraph_pool_bytes", rank, state.cudagraph, "pool_bytes")
+    yield from _gpu(state, rank)
+
+
+def _gpu(state: RankState, rank: tuple[str, ...]) -> Iterator[Sample]:
+    memory = state.memory
+    yield from _from("rankwatch_device_memory_allocated_bytes", rank, memory, "allocated")
+    yield from _from("rankwatch_device_memory_reserved_bytes", rank, memory, "reserved")
+    yield from _from("rankwatch_device_memory_peak_bytes", rank, memory, "peak_allocated")
+    yield from _from("rankwatch_device_memory_fragmented_bytes", rank, memory, "inactive_split")
+    yield from _from("rankwatch_gpu_ooms_total", rank, memory, "ooms")
+    if state.gpu is not None:
+        yield "rankwatch_rank_gpu_info", (*rank, str(state.gpu.index), state.gpu.uuid), 1
+        yield from _optional("rankwatch_gpu_utilization_ratio", rank, state.gpu.utilisation_ratio)
 
 
 def _compile(state: RankState, rank: tuple[str, ...]) -> Iterator[Sample]:
@@ -254,6 +281,7 @@ def _compile(state: RankState, rank: tuple[str, ...]) -> Iterator[Sample]:
     yield from _from("rankwatch_recompile_limit_hits_total", rank, totals, "limit_hits")
     yield from _from("rankwatch_graph_breaks_total", rank, totals, "graph_breaks")
     yield from _from("rankwatch_compile_failures_total", rank, totals, "failures")
+    yield from _from("rankwatch_autotune_configs_total", rank, totals, "configs_tried")
 
 
 def _ddp(state: RankState, rank: tuple[str, ...]) -> Iterator[Sample]:
@@ -278,7 +306,7 @@ def _table(value: object) -> Mapping[Any, Any]:
 
 def _number(value: object) -> float | None:
     """A finite number that a rank wrote; None for anything else: a rank's JSON is not to be trusted with a scrape."""
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return float(value) if isinstance(value, (int, float)) and -_MOST <= value <= _MOST else None
 
 
 def _mark(value: object) -> float | None:

@@ -6,11 +6,17 @@ import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from rankwatch.monitor.workers import switched_on
 from rankwatch.wire import env as names
 
 RECORDER_ENTRIES = "2000"
 RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """Two names of one setting: whichever the user set speaks for both. torch 2.9 and 2.10 record nothing on gloo unless it is set."""
+TIMING_VARIABLES = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING")
+"""Two names of one setting, as above (torch 2.9-2.14, ProcessGroupNCCL.hpp)."""
+TIMING_BY_DEFAULT = True
+"""Without it nothing tells whose GPU is blocked. Two H200, torch 2.11: no difference in a 40.5 ms step with 15 collectives (+-1.5 %); a 1 MiB all_reduce
+in a loop of nothing else takes 57-67 us instead of 40-49."""
 OLD_NAME_UNTIL = (2, 11)
 """From this torch on the second name earns the user a deprecation warning in every rank (seen on 2.13)."""
 
@@ -52,9 +58,11 @@ def inject(
     more_probes: tuple[str, ...] = (),
     trace_dir: str | None = None,
     torch_version: tuple[int, int] = OLD_NAME_UNTIL,
+    nccl_timing: str = "auto",
 ) -> Injection:
     """The changes for one attempt. package_dir: folder of the package `rankwatch`. slot_dir None: the ranks run unwatched.
 
+    nccl_timing: "auto" goes by TIMING_BY_DEFAULT.
     trace_dir: where each rank's agent sets TORCH_TRACE to a folder of its own, unless the user has set TORCH_TRACE.
 
     A launcher may itself run inside a rank of another rankwatch: that one's variables (a claim above all) must not reach our ranks.
@@ -79,6 +87,8 @@ def inject(
     if not any(name in environ for name in RECORDER_VARIABLES):
         names_known = RECORDER_VARIABLES if torch_version < OLD_NAME_UNTIL else RECORDER_VARIABLES[:1]
         wanted.update(dict.fromkeys(names_known, RECORDER_ENTRIES))
+    if (nccl_timing == "on" or (nccl_timing == "auto" and TIMING_BY_DEFAULT)) and not any(name in environ for name in TIMING_VARIABLES):
+        wanted[TIMING_VARIABLES[0]] = "1"
     unset = [name for name in names.RANK_VARIABLES if name in environ and name not in wanted]
     outer = environ.get(names.TRACE_DIR)
     if outer and environ.get(names.TORCH_TRACE, "").startswith(outer):
@@ -94,6 +104,11 @@ def recorder_off(environ: Mapping[str, str]) -> str:
     except ValueError:
         return ""  # torch says what it thinks of it
     return f"off ({name}={environ[name].strip()} is set in the job's environment)" if off else ""
+
+
+def nccl_timing_on(environ: Mapping[str, str]) -> bool:
+    """Whether NCCL's recorder tells starts and durations in ranks with this environment; torch goes by the first name that is set."""
+    return switched_on(next((environ[name] for name in TIMING_VARIABLES if name in environ), ""))
 
 
 def site_dir(package_dir: str) -> str:

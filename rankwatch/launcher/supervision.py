@@ -19,12 +19,12 @@ from rankwatch.config import Options
 from rankwatch.launcher import rundir, torch_trace
 from rankwatch.launcher.aside import Aside
 from rankwatch.launcher.end_processes import KILL_AFTER_S, end_processes
-from rankwatch.launcher.inject import OLD_NAME_UNTIL, Injection, inject, recorder_off, two_numbers
+from rankwatch.launcher.inject import OLD_NAME_UNTIL, Injection, inject, nccl_timing_on, recorder_off, two_numbers
 from rankwatch.launcher.meeting import Meeting
 from rankwatch.launcher.slots import SlotDirectory, SlotPlace, sweep
 from rankwatch.model import JobInfo
 from rankwatch.monitor.policy import Limits
-from rankwatch.monitor.workers import Worker, Workers
+from rankwatch.monitor.workers import WATCHDOG_SETTINGS, Worker, Workers
 from rankwatch.wire.env import TORCH_TRACE, TRACE_DIR
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class Supervision:
             more_probes=self._options.probe,
             trace_dir=self._trace_dir(start) if self._options.torch_trace else None,
             torch_version=two_numbers(self._versions.get("torch", "")) or OLD_NAME_UNTIL,
+            nccl_timing=self._options.nccl_timing,
         )
         return self._injection
 
@@ -154,6 +155,9 @@ class Supervision:
             slot_reason=self._place.reason,
             workers=workers,
             script_problem=start.script_problem,
+            environment={name: text for name in WATCHDOG_SETTINGS if (text := self._injection.set.get(name, os.environ.get(name))) is not None},
+            history=self._options.collective_history,
+            nccl_timing=nccl_timing_on({**os.environ, **self._injection.set}),
         )
         self._aside.submit(lambda: self._slots.record_workers([worker.pid for worker in workers]))
         if self._attempt == 0:

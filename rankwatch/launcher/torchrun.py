@@ -1,7 +1,8 @@
 """Stock torchrun with one name rebound: torch's launcher builds our subclass of its LocalElasticAgent. The only supervisor file that imports torch.
 
-Of the agent four methods are overridden (`_start_workers`, `_monitor_workers`, `_stop_workers`, `_rendezvous`: the same from torch 2.9 to 2.14)
-and `_invoke_run` is watched for the signal that ends it. Each does what torch does and tells launcher/supervision.py.
+Of the agent four methods are overridden (`_start_workers`, `_monitor_workers`, `_stop_workers`, `_rendezvous`: the same from torch 2.9 to 2.14),
+and `_shutdown`, which torch calls when a signal ends it. Each does what torch does and tells launcher/supervision.py. None of ours is around
+torch's own loop: the traceback that torchrun prints at a signal is torch's.
 """
 
 from __future__ import annotations
@@ -156,13 +157,12 @@ def supervised(base: type[Any], supervision: sv.Supervision, signal_exception: t
             guarded(supervision.stopped)
             return result
 
-        def _invoke_run(self, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return super()._invoke_run(*args, **kwargs)
-            except signal_exception as error:
-                name = getattr(getattr(error, "sigval", None), "name", "a signal")
+        def _shutdown(self, *args: Any, **kwargs: Any) -> Any:
+            cause = sys.exc_info()[1]  # torch calls this while it handles the signal; should another one come meanwhile, once more
+            if isinstance(cause, signal_exception):
+                name = getattr(getattr(cause, "sigval", None), "name", "a signal")
                 guarded(lambda: supervision.ending(f"{name} to the launcher"))
-                raise
+            return super()._shutdown(*args, **kwargs)
 
     SupervisedAgent.__name__ = SupervisedAgent.__qualname__ = base.__name__  # torch names it in logs and metrics
     return SupervisedAgent

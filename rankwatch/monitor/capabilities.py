@@ -8,7 +8,7 @@ from rankwatch.model import RankState
 from rankwatch.monitor.stacks import SelfTest
 from rankwatch.wire.ranks import compress
 
-PROBES = ("compile", "ddp", "collectives", "steps", "cudagraph")
+PROBES = ("compile", "ddp", "collectives", "steps", "cudagraph", "memory")
 ASKED_FOR = ("numerics",)
 OK = "ok"
 OFF_BY_JOB = "off (TORCH_"

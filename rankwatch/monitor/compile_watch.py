@@ -78,7 +78,7 @@ class CompileWatch:
         """Whether a rank has asked for a compile or made one, in this attempt or one before. Until then there is no document."""
         if self.document or self._attempts or self._book.frames or self._book.compiling or self._book.splits.newest:
             return True
-        return any(_asked(state.compile_totals) for state in ranks.values())
+        return any(_asked(state.compile_totals) or state.cudagraph for state in ranks.values())
 
     def _write(self, doc: Mapping[str, Any], snapshot: JobSnapshot) -> None:
         now = snapshot.now

@@ -6,6 +6,7 @@ the announcer, each with a bound, so that nothing but the judging itself delays 
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -30,6 +31,7 @@ from rankwatch.monitor.numerics import Numerics, records_of
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.reader import Reader
+from rankwatch.monitor.second_opinions import SecondOpinions
 from rankwatch.monitor.stacks import StackCapture, Target
 from rankwatch.monitor.web import Web
 from rankwatch.monitor.workers import Workers
@@ -64,6 +66,7 @@ class Monitor:
         self._files = RunFiles(self._writer)
         self._capture = StackCapture()
         self._evidence = Evidence(self._capture)
+        self._opinions = SecondOpinions(os.environ, options.no_probe)
         self._command = IncidentCommand(options.on_incident, self._announcer.notice)
         self._cases = Cases(self._files, self._announcer, self._command, self._evidence)
         self._web = Web(options, self._files, lambda: self.status, self._announcer.notice)
@@ -178,6 +181,7 @@ class Monitor:
         self._evidence.collect()
         report = self._evidence.into(reader.read(self._wants, urgent, final))
         snapshot = replace(self._snapshot(reader, report, final), restarting=restarting)
+        snapshot = self._opinions.into(snapshot, suspected=bool(self._wants or self._cases.book.open))
         self._state, verdicts, self._wants = diagnose(self._state, snapshot, snapshot.now, self._limits)
         changes = self._cases.judge(verdicts, snapshot, self._limits)
         if not final:
@@ -201,7 +205,9 @@ class Monitor:
         gap_s = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
         workers = reader.workers
-        return JobSnapshot(now, time.time(), workers.world_size, workers.attempt, (report,), self._ending, gap_s, reader.started_at, final)
+        return JobSnapshot(
+            now, time.time(), workers.world_size, workers.attempt, (report,), self._ending, gap_s, reader.started_at, final, environment=workers.environment
+        )
 
     def _compare_numbers(self, snapshot: JobSnapshot) -> None:
         """`--probe numerics`: what is not finite, and whose parameters differ, is said once."""
@@ -277,6 +283,8 @@ class Monitor:
             last_stack_dump_s=self._capture.last_s,
         )
         self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._writer.root, self._evidence.self_test)
+        capabilities = {**self.status.job.capabilities, **self._opinions.capabilities()}
+        self.status = replace(self.status, job=replace(self.status.job, capabilities=capabilities))
         self.status = replace(self.status, waiting=ledger.rows(self._state.ledger, over=snapshot.final))
 
     # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
@@ -292,6 +300,7 @@ class Monitor:
         self._compiles.begin(workers.attempt)
         self._failure_seen = False
         self._evidence.forget()
+        self._opinions.forget()
         self._announcer.restarted()
         for worker in workers.workers:
             self._exits.add(worker.pid)
@@ -369,6 +378,7 @@ class Monitor:
         self._running = False
         self._web.stop()
         self._exits.close()
+        self._opinions.close()
 
     def _with_files(self, wait_s: float) -> Status:
         """The status for the last lines, which name files: where they are, or no place where it hangs."""

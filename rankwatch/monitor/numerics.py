@@ -6,7 +6,6 @@ wrong by intention. A rank whose record does not decode is left out of what it d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ WAIT_S = 3.0  # for the records of the other ranks, before one is judged without
 MAX_CHECKS = 64
 MAX_GROUPS = 64
 MAX_NAMED = 8
+_MOST = 1e300  # beyond it an int is no float any more
 LAST_BITS = 1e-5
 
 
@@ -296,11 +296,11 @@ def _table(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _int(value: object) -> int:
-    return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0
+    return int(value) if isinstance(value, (int, float)) and -_MOST <= value <= _MOST else 0
 
 
 def _finite(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return float(value) if isinstance(value, (int, float)) and -_MOST <= value <= _MOST else None
 
 
 def _short(value: object) -> str:

@@ -19,6 +19,7 @@ from rankwatch.model import NodeReport, Process, RankState, Want
 from rankwatch.monitor import recorder
 from rankwatch.monitor.calls import Kinds
 from rankwatch.monitor.crash import crash_on_disk
+from rankwatch.monitor.device_times import Bandwidth
 from rankwatch.monitor.exits import child_exit
 from rankwatch.monitor.oom import OomWatch
 from rankwatch.monitor.pool import Job, Pool, wait_all
@@ -45,13 +46,18 @@ BLIND_AFTER_S = 30.0
 SILENT_BACKOFF_S = 2.0
 FRESH_S = 6.0
 REAPED_UNSEEN_S = 1.0
+OUTPUT_EVERY_S = 2.0
 
 
 class Reader:
     """One attempt's view. `read` is called from the loop's thread only; `exited` and `raw_recorders` from any."""
 
     def __init__(
-        self, workers: Workers, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time, processes: Processes | None = None
+        self,
+        workers: Workers,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        processes: Processes | None = None,
     ) -> None:
         self.workers = workers
         self.started_at = clock()
@@ -62,6 +68,7 @@ class Reader:
         self._disk = Pool("crash", 2)
         self._parsing = threading.Lock()
         self._kinds = Kinds()
+        self._bandwidth = Bandwidth()
         self._ranks = {worker.rank: self._start(worker) for worker in workers.workers}
         self._events: list[dict[str, Any]] = []
         self._oom = OomWatch(clock=clock)
@@ -69,6 +76,7 @@ class Reader:
         self._suspected: dict[int, float] = {}  # rank -> when its stack was last asked for
         self._next_full_at = 0.0
         self._next_history_at = 0.0
+        self._history = workers.history
 
     def read(self, wants: Iterable[Want] = (), urgent: bool = False, final: bool = False) -> NodeReport:
         """Every local rank now. urgent: read the recorders of all living ranks and wait for them up to their deadline. final: ask nobody."""
@@ -81,7 +89,10 @@ class Reader:
         for rank in self._ranks.values():
             if rank.slot is not None:
                 rank.slot.read()
+            process = rank.identity
             rank.identify()
+            if rank.identity != process:
+                self._bandwidth.forget(rank.worker.rank)
             self._take(rank)
             rank.hear_last_words()
             rank.notice_waits(now)
@@ -89,6 +100,8 @@ class Reader:
         wait_all(asked, 1.2 if urgent else ANSWER_WAIT_S)
         self._absorb()
         suspicious = self._suspicious(now)
+        if not final:
+            self._read_output(now, suspicious)
         return NodeReport(
             node=self.workers.node,
             ranks=tuple(self._state(rank, now, suspicious) for rank in self._ranks.values()),
@@ -139,9 +152,9 @@ class Reader:
     def _start(self, worker: Worker) -> Tracked:
         directory = self.workers.slot_dir
         if directory is None:
-            return Tracked(worker, None, None, self._kinds)
+            return Tracked(worker, None, None, self._kinds, nccl_timing=self.workers.nccl_timing)
         slot = SlotReader(os.path.join(directory, slot_name(worker.rank)))
-        return Tracked(worker, slot, WorkerServer(os.path.join(directory, socket_name(worker.rank))), self._kinds)
+        return Tracked(worker, slot, WorkerServer(os.path.join(directory, socket_name(worker.rank))), self._kinds, nccl_timing=self.workers.nccl_timing)
 
     def _process(self, rank: Tracked, suspect: bool) -> Process:
         pid, start_ticks = rank.identity
@@ -196,7 +209,7 @@ class Reader:
                 continue
             creating = rank.slot is not None and rank.slot.state.group_in_creation is not None
             whole = full or number in self._wanted["recorder"] or rank.unnamed()
-            wants_full = whole or (history and rank.safe_at_any_time())
+            wants_full = whole or (history and (self._history == "on" or rank.safe_at_any_time()))
             wants_full = wants_full and (urgent or now - rank.full_at >= max(FULL_EVERY_S, COST_FACTOR * rank.full_cost_s)) and not creating
             wants_status = rank.has_nccl() and not creating and now - rank.status_at >= STATUS_EVERY_S
             wants_ping = (number in self._wanted["ping"] or rank.stale(now) or full) and now - rank.ping_at >= 1.0
@@ -220,7 +233,7 @@ class Reader:
         """(all ranks' entries because of a suspicion, entries of the cheap ones for the history)."""
         if urgent:
             return True, False
-        return self._suspicious(now) and now >= self._next_full_at, now >= self._next_history_at
+        return self._suspicious(now) and now >= self._next_full_at, self._history != "off" and now >= self._next_history_at
 
     def _question(self, rank: Tracked, entries: str, status: bool, ping: bool) -> None:
         """Runs in the pool, alone for this rank. entries: "whole" | "newest" | "", which of them are parsed."""
@@ -260,9 +273,10 @@ class Reader:
                 document = None
         if NCCL in parsed:
             rank.nccl_status = {"pg_status": parsed[NCCL].get("pg_status") or {}}
-        log = rank.log
+        log, times = rank.log, rank.times
         scans = {name: log.scan(name, text) for name, text in documents.items()}
-        rank.reading = Reading(documents, parsed, scans, log, at, wall_at, whole)
+        timed = tuple(times.scan(documents[NCCL])) if NCCL in documents else ()
+        rank.reading = Reading(documents, parsed, scans, log, at, wall_at, whole, timed)
         rank.ping_ok, rank.answered_at = True, at
         rank.full_cost_s = time.perf_counter() - began
         if not whole:
@@ -278,6 +292,9 @@ class Reader:
             self._take(rank)
         if came:
             self._kinds.prune(number for rank in self._ranks.values() for number in rank.log.used())
+            self._bandwidth.join({rank.worker.rank: (rank.just_timed, rank.groups()) for rank in came if rank.just_timed}, self._ranks)
+            for rank in came:
+                rank.just_timed = ()
 
     def _take(self, rank: Tracked) -> None:
         try:
@@ -287,6 +304,16 @@ class Reader:
 
     def _suspicious(self, now: float) -> bool:
         return any(rank.exit_code is None and now - since >= SUSPICION_AFTER_S for rank in self._ranks.values() for _done, since in rank.waits.values())
+
+    def _read_output(self, now: float, suspicious: bool) -> None:
+        """What NCCL's watchdog prints, once ranks wait: it says when it has fired, and how far the end has got."""
+        for rank in self._ranks.values():
+            rank.hear_output(now)
+            told = rank.watchdog.fired_at is not None
+            if not (suspicious or told) or not rank.output.known or rank.output_job is not None or not rank.has_nccl() or now - rank.output_at < OUTPUT_EVERY_S:
+                continue
+            rank.output_at = now
+            rank.output_job = self._disk.submit(rank.output.read)
 
     # -- the answer -----------------------------------------------------------------------------------------------------
 
@@ -339,6 +366,7 @@ class Reader:
             collectives=rank.view.current(groups),
             collectives_at=rank.documents_at,
             lost_collectives=rank.view.lost,
+            collective_sums=rank.times.sums(self._bandwidth, groups),
             calls=rank.log.calls(groups),
             enqueued=enqueued,
             completed=completed,
@@ -349,12 +377,14 @@ class Reader:
             ddp=state.ddp,
             cudagraph=state.cudagraph,
             numerics=state.numerics,
+            memory=state.memory,
             probes=state.probes,
             steps=state.steps,
             last_step_at=state.last_step_at,
             step_s=state.step_s,
             events_lost=state.events_lost,
             crash=rank.crash or (state.crash if told else None),
+            watchdog=rank.watchdog,
         )
 
     def _look_for_crash(self, rank: Tracked) -> None:

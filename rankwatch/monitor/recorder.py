@@ -22,7 +22,9 @@ MAX_NAMED = 4096  # groups of one process, those made anew counted each time
 class RecorderView:
     """One process's recorders (the generic one and NCCL's), over all reads of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, timed: bool = False) -> None:
+        """timed: NCCL's start events are on by the environment; what its recorder counts tells for sure, once something has completed."""
+        self._is_timed = timed
         self.collectives: tuple[Collective, ...] = ()
         self.lost = 0
         self._group_of: dict[tuple[str, int], tuple[str, int]] = {}  # (recorder, pg_id) -> group name and generation, -1 for an older one
@@ -55,7 +57,7 @@ class RecorderView:
                 self._group_of[place] = (_name(entry) + suffix(recorder, group), generation)
             if "nccl" not in recorder:
                 self._numbering.learn(entries)
-            timed = _timed(document)
+            timed = self._is_timed = _timed(document, self._is_timed) if "nccl" in recorder else self._is_timed
             for entry in _newest_of_each(entries, current):
                 group = current.get(_name(entry))
                 collective = collective_of(entry, recorder, group.generation if group else 0, timed)
@@ -257,9 +259,12 @@ def _counts(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {str(pg_id): counts for pg_id, counts in status.items() if isinstance(counts, dict)} if isinstance(status, dict) else {}
 
 
-def _timed(document: Mapping[str, Any]) -> bool:
-    """TORCH_NCCL_ENABLE_TIMING is on: without it no group ever counts a start."""
-    return any(_int(counts.get("last_started_collective")) > 0 for counts in _counts(document).values())
+def _timed(document: Mapping[str, Any], believed: bool) -> bool:
+    """TORCH_NCCL_ENABLE_TIMING is on: without it no group ever counts a start, whatever completes. believed: where nothing has completed yet."""
+    counted = _counts(document).values()
+    if any(_int(counts.get("last_started_collective")) > 0 for counts in counted):
+        return True
+    return believed and not any(_int(counts.get("last_completed_collective")) > 0 for counts in counted)
 
 
 def _is_older(entry: Mapping[str, Any], group: Group) -> bool:

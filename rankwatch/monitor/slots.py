@@ -53,6 +53,7 @@ class SlotState:
     ddp: dict[str, Any] = field(default_factory=dict)
     cudagraph: dict[str, Any] = field(default_factory=dict)
     numerics: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
     compiling: tuple[CompileActivity, ...] = ()
     events_lost: int = 0
 
@@ -192,6 +193,9 @@ class SlotReader:
 
     def _take_numerics(self, record: dict[str, Any], _mono_ns: int) -> None:
         self.state.numerics = record
+
+    def _take_memory(self, record: dict[str, Any], _mono_ns: int) -> None:
+        self.state.memory = record
 
     def _take_thread(self, name: str, payload: bytes) -> None:
         if len(payload) < layout.THREAD_HEADER.size:

@@ -6,11 +6,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwatch.model import Crash
+from rankwatch.model import Crash, Group, Watchdog
 from rankwatch.monitor import recorder
 from rankwatch.monitor.calls import CallLog, Kinds, Scan
+from rankwatch.monitor.device_times import DeviceTimes, Timed
 from rankwatch.monitor.pool import Job
 from rankwatch.monitor.slots import SlotReader
+from rankwatch.monitor.watchdog_log import RankLog, fold
 from rankwatch.monitor.worker_server import GENERIC, NCCL, WorkerServer
 from rankwatch.monitor.workers import Worker
 
@@ -19,7 +21,9 @@ HEARTBEAT_STALE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One answer of a rank's recorders. parsed: as JSON, whole or cut to the newest entries. scans: what was recorded since the reading before."""
+    """One answer of a rank's recorders. parsed: as JSON, whole or cut to the newest entries. scans, timed: what was recorded, and what has been
+    retired with a duration, since the reading before.
+    """
 
     documents: dict[str, bytes]
     parsed: dict[str, dict[str, Any]]
@@ -28,6 +32,7 @@ class Reading:
     at: float
     wall_at: float
     whole: bool
+    timed: tuple[Timed, ...] = ()
 
 
 @dataclass(slots=True)
@@ -39,7 +44,9 @@ class Tracked:
     server: WorkerServer | None
     kinds: Kinds = field(default_factory=Kinds)
     log: CallLog = field(init=False)
-    view: recorder.RecorderView = field(default_factory=recorder.RecorderView)
+    times: DeviceTimes = field(default_factory=DeviceTimes)
+    nccl_timing: bool = False
+    view: recorder.RecorderView = field(init=False)
     identity: tuple[int, int] = (0, 0)  # pid and start ticks of the process that all below belongs to
     busy: Job[None] | None = None
     quiet_until: float = 0.0  # no questions before: it did not answer
@@ -63,12 +70,19 @@ class Tracked:
     oom_note: str = ""
     crash: Crash | None = None
     crash_job: Job[Crash | None] | None = None
+    output: RankLog = field(init=False)
+    output_at: float = -1e9
+    output_job: Job[str] | None = None
+    watchdog: Watchdog = field(init=False)
     reading: Reading | None = None  # came in, and is not taken yet
+    just_timed: tuple[Timed, ...] = ()  # of the reading that was taken last, to be joined with the other ranks'
     answer_s: float = 0.0  # how long the rank took for its newest answer
     history_cpu_s: float = 0.0  # what a reading for the history costs us
 
     def __post_init__(self) -> None:
-        self.log = CallLog(self.kinds)
+        self.log, self.view = CallLog(self.kinds), recorder.RecorderView(self.nccl_timing)
+        self.output = RankLog((self.worker.stderr, self.worker.stdout))
+        self.watchdog = Watchdog(readable=self.output.known)
 
     def absorb(self) -> None:
         """Take the reading that has come in. The slot was read after it, so every group that it names is known by now."""
@@ -81,7 +95,15 @@ class Tracked:
             if scan.last >= 0 and not reading.whole:
                 self.view.saw(name, scan.first, scan.last)
         self.view.take(reading.parsed, groups, reading.wall_at, reading.whole)
+        self.times.learn(reading.timed)
+        self.just_timed = reading.timed
         self.documents, self.documents_at = reading.documents, reading.at
+
+    def hear_output(self, now: float) -> None:
+        """Take what its log has said since."""
+        if self.output_job is not None and self.output_job.done:
+            self.watchdog = fold(self.watchdog, self.output_job.value or "", now)
+            self.output_job = None
 
     def identify(self) -> None:
         """The claimed process stands for the rank; another one under the slot means that all remembered numbers are another's."""
@@ -92,7 +114,8 @@ class Tracked:
             identity = (0, 0)  # below a shell that may be any Python
         if identity != self.identity:
             self.identity = identity
-            self.view, self.log, self.reading = recorder.RecorderView(), CallLog(self.kinds), None
+            self.view, self.log, self.reading = recorder.RecorderView(self.nccl_timing), CallLog(self.kinds), None
+            self.times, self.just_timed = DeviceTimes(), ()
             self.nccl_status, self.documents, self.documents_at, self.witness = {}, {}, None, None
             if self.server is not None:
                 self.server.forget()
@@ -106,6 +129,10 @@ class Tracked:
         self.view.add(GENERIC, status, self.slot.state.groups)
         self.documents = {**self.documents, "last_words": json.dumps(status).encode()}
         self.documents_at = self.slot.state.heartbeat_at
+
+    def groups(self) -> tuple[Group, ...]:
+        """The groups that the rank is in now."""
+        return self.slot.state.groups if self.slot is not None else ()
 
     def joined(self) -> bool:
         """It is in the process group (or was), so its worker server should run."""

@@ -35,7 +35,8 @@ def watching(status: Status, *, as_json: bool = False) -> str:
     """The first line: what is watched, how well, where to look."""
     job = status.job
     known = job.capabilities
-    told = {name: known.get(name, "unknown") for name in (*CAPABILITIES, *(name for name, reason in known.items() if reason != "ok"))}
+    more = (name for name, reason in known.items() if reason != "ok" and not reason.startswith("absent"))
+    told = {name: known.get(name, "unknown") for name in (*CAPABILITIES, *more)}
     alike: dict[str, list[str]] = {}
     for name, reason in told.items():
         alike.setdefault(name if reason in ("ok", "unknown") else reason, []).append(name)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rankwatch import shown
-from rankwatch.report import compile_chart
+from rankwatch.report import compile_chart, graph_text
 from rankwatch.report.compile_parts import finite, listed, number, rows, table
 
 WIDTH = 110
@@ -39,6 +39,7 @@ def render(doc: Mapping[str, Any]) -> str:
         _section("Graph breaks", _breaks(doc)),
         _section("Failures", _failures(doc)),
         _section("DDP Optimizer", _ddp(doc)),
+        _section("CUDA graphs", _graphs(doc)),
         _section("Numerics", _numerics(doc)),
         _section("When each rank compiled", compile_chart.chart(doc)),
     ]
@@ -214,6 +215,11 @@ def _ddp(doc: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrapped(f"{_ranks(group.get('ranks'))}: {status}{count}{shape}{cap}{why}", "    ")
     if number(ddp, "recompiles_x_splits"):
         yield f"each compile of a split forward compiles every split: {int(number(ddp, 'recompiles_x_splits'))} subgraphs recompiled so far"
+
+
+def _graphs(doc: Mapping[str, Any]) -> Iterator[str]:
+    for line in graph_text.lines(table(doc, "cudagraphs")):
+        yield from _wrapped(shown.public_line(line), "    ")
 
 
 def _numerics(doc: Mapping[str, Any]) -> Iterator[str]:

@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from rankwatch import __version__, redact, shown, traces
-from rankwatch.model import Action, CompileActivity, Crash, Incident, JobSnapshot, RankState, Stack, Status, Straggling, Verdict, WaitedOn
+from rankwatch import __version__, gpu_memory, redact, shown, traces
+from rankwatch.model import Action, CompileActivity, Crash, Gpu, Incident, JobSnapshot, RankState, Stack, Status, Straggling, Verdict, WaitedOn
+from rankwatch.report import collectives
 from rankwatch.wire.ranks import compress
 
 SCHEMA = 1
@@ -83,8 +84,10 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         "hosts": {str(rank): shown.one_line(host) for rank, host in sorted(incident.hosts.items())},
         "pids": {str(rank): pid for rank, pid in sorted(incident.pids.items())},
         "crash": crashes,
+        "memory": seen.get("memory") or {},
         "ranks": seen["ranks"],
         "groups": seen["groups"],
+        "collectives": seen.get("collectives") or [],
         "job": end,
         "seen_at": seen["as_of"],
         "timeout_at": seen["timeout_at"],
@@ -104,7 +107,9 @@ def picture(incident: Incident, status: Status) -> dict[str, Any]:
         "compile": {str(rank): compile_row(activity, status) for rank, activity in sorted(_compiling(incident, status).items())},
         "ranks": _ranks(incident, status) if shows_trouble else {},
         "groups": groups(status, (verdict,)) if shows_trouble else [],
+        "collectives": collectives.rows(status),
         "crash": _crashes(incident, status.snapshot),
+        "memory": _memory(incident, status.snapshot),
         "timeout_at": float(incident.updated_wall_at) + left_s if left_s is not None else None,
     }
 
@@ -312,6 +317,18 @@ def _crashes(incident: Incident, snapshot: JobSnapshot | None) -> dict[str, Any]
     return {str(rank): _crash(crash) for rank in sorted(incident.verdict.culprit_ranks) if rank in states and (crash := states[rank].crash) is not None}
 
 
+def _memory(incident: Incident, snapshot: JobSnapshot | None) -> dict[str, Any]:
+    """Of the culprits' GPUs, bytes; `line` is for people. Ranks without a record are left out."""
+    states = snapshot.ranks() if snapshot else {}
+    found = {}
+    for rank in sorted(incident.verdict.culprit_ranks)[:MAX_RANKS_SHOWN]:
+        if rank in states and (numbers := gpu_memory.numbers(states[rank].memory)):
+            if "oom" in numbers:
+                numbers["oom"]["where"] = shown.one_line(numbers["oom"]["where"])
+            found[str(rank)] = {"line": gpu_memory.line(numbers), **numbers}
+    return found
+
+
 def with_crashes(kept: Mapping[str, Any], incident: Incident, snapshot: JobSnapshot) -> dict[str, Any]:
     """A kept picture with the exceptions that became known since."""
     return {**kept, "crash": {**kept["crash"], **_crashes(incident, snapshot)}}
@@ -338,6 +355,26 @@ def _ranks(incident: Incident, status: Status) -> dict[str, Any]:
     order = [*verdict.culprit_ranks, *verdict.waiting_ranks, *sorted(states)]
     chosen = [rank for rank in dict.fromkeys(order) if rank in states][:MAX_RANKS_SHOWN]
     return {str(rank): rank_row(states[rank], views[rank], status) for rank in chosen}
+
+
+def _gpu(gpu: Gpu | None) -> dict[str, Any] | None:
+    """What the driver says of a rank's GPU; what it does not tell is null."""
+    if gpu is None:
+        return None
+    return {
+        "index": gpu.index,
+        "uuid": shown.one_line(gpu.uuid),
+        "by": gpu.by,
+        "utilisation_ratio": number(gpu.utilisation_ratio),
+        "sm_clock_hz": number(gpu.sm_clock_hz),
+        "power_w": number(gpu.power_w),
+        "temperature_c": number(gpu.temperature_c),
+        "memory_used_bytes": gpu.memory_used_bytes,
+        "throttled": lines(gpu.throttled),
+        "ecc_uncorrected": gpu.ecc_uncorrected,
+        "xids": sorted({code for code, _at in gpu.xids}),
+        "lost": shown.one_line(gpu.lost),
+    }
 
 
 def rank_row(state: RankState, view: shown.RankView, status: Status) -> dict[str, Any]:
@@ -368,6 +405,8 @@ def rank_row(state: RankState, view: shown.RankView, status: Status) -> dict[str
         "exit_code": process.exit_code if process else None,
         "cpu_s": number(process.cpu_s) if process else None,
         "rss_bytes": process.rss_bytes if process else None,
+        "gpu_memory": gpu_memory.line(gpu_memory.numbers(state.memory)),
+        "gpu": _gpu(state.gpu),
         "agent": state.agent,
         "agent_detail": shown.one_line(state.agent_detail),
         "stage": state.stage,

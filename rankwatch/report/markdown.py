@@ -23,6 +23,7 @@ def render(doc: Mapping[str, Any]) -> str:
         *_list("What to do", doc.get("advice") or (), ours=True),
         *_list("Who waited" if text.over(doc) else "Who waits", _waiting(doc)),
         *_list("Compiling", (f"rank {rank}: {text.compile_words(each, text.over(doc))}" for rank, each in list((doc.get("compile") or {}).items())[:8])),
+        *_list("Memory of the GPU", text.memory_rows(doc)),
         *_stacks(doc),
         *_list("Evidence", doc.get("evidence") or ()),
         *_list("Missing evidence", doc.get("missing_evidence") or ()),

@@ -64,6 +64,7 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
         rank_map=the_map(doc),
         clusters=clusters(doc),
         ranks=list((doc.get("ranks") or {}).values())[:16],
+        memory_rows=text.memory_rows(doc),
         compile_rows=[(rank, activity, text.compile_words(activity, over)) for rank, activity in list((doc.get("compile") or {}).items())[:32]],
         pair=groups[:2] if len(groups) > 1 and groups[0].role == "culprit" else [],
         stack_groups=groups[2:] if len(groups) > 1 and groups[0].role == "culprit" else groups,

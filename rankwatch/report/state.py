@@ -9,6 +9,7 @@ from zlib import crc32
 
 from rankwatch import shown
 from rankwatch.model import RankState, Status
+from rankwatch.report import collectives
 from rankwatch.report import incident as incidents
 from rankwatch.report.run import brief, waiting
 from rankwatch.wire.ranks import compress
@@ -66,6 +67,7 @@ def _build(status: Status) -> dict[str, Any]:
         "stuck": compress(rank for rank, view in views.items() if view.stuck),
         "ranks": [incidents.rank_row(states[rank], views[rank], status) for rank in chosen],
         "groups": incidents.groups(status, verdicts),
+        "collectives": collectives.rows(status),
         "compile": [_compile_row(states[rank], status) for rank in _compile_ranks(states)],
         "probes": _probes(states),
         "incidents": {

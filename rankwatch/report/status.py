@@ -6,7 +6,7 @@ from typing import Any
 
 from rankwatch import shown
 from rankwatch.model import PAGING, Status
-from rankwatch.report import html, rank_map, state
+from rankwatch.report import collectives, html, rank_map, state
 from rankwatch.wire.ranks import MOST_RANKS, expand
 
 PHASE_ORDER = (
@@ -46,6 +46,7 @@ def render(status: Status, nonce: str = "") -> str:
         badge=gravest or doc["state"],
         paging=gravest in PAGING,
         facts=facts(doc),
+        collectives=[collectives.cells(row) for row in doc["collectives"]],
         rank_map=rank_map.build(min(status.job.world_size, MOST_RANKS), phases, expand(doc["culprits"]), titles),
         legend=[(phase, len(phases[phase]), shown.short_ranks(phases[phase], 160)) for phase in (*PHASE_ORDER, *phases) if phase in phases][: len(phases)],
         broken=[probe for probe in doc["probes"] if not probe["ok"]],

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankwatch import shown, traces
+from rankwatch import gpu_memory, shown, traces
 from rankwatch.model import PAGING
+from rankwatch.report import collectives
 
 WIDTH = 110
 MAX_STACKS = 24
@@ -23,9 +24,11 @@ def render(doc: Mapping[str, Any]) -> str:
         _section("Who waited" if over(doc) else "Who waits", _waiting(doc)),
         _section("Exception", _crash(doc)),
         _section("Compiling", _compile(doc)),
+        _section("Memory of the GPU", _bullets(memory_rows(doc))),
         _section(f"Stacks, grouped (innermost frame first{'; whole ones in stacks/rank_N.txt' if _run_dir(doc) else ''})", _stack_groups(doc)),
         _section("Full stacks", _stacks(doc)),
         _section("Process groups", _groups(doc)),
+        _section("Collectives so far", collectives.table(doc.get("collectives") or ())),
         _section("Evidence", _bullets(doc.get("evidence") or ())),
         _section("Missing evidence", _bullets(doc.get("missing_evidence") or ())),
         _section("History", _history(doc)),
@@ -90,12 +93,22 @@ def page_words(doc: Mapping[str, Any]) -> str:
         return f"{before}a ticket for {owner_words(doc)}"
     if job_ended(doc):
         if verdict == "failed":
-            return f"yes: the job has ended, the {domain} may fail the next one"
+            return f"yes{f', {shown.utc(called, date=False)}' if called is not None else ''}; {_next_words(doc)}"
         until = "restart" if end.get("state") == "restarting" else "end of the job"
         return f"yes, {shown.utc(called, date=False)} to the {until} {shown.utc(end['ended_at'], date=False)}; nothing to do now" if called else _no_page(until)
     if verdict in PAGING:
         return "yes: it does not end by itself"
     return "no: a ticket" if verdict == "straggler" else "no: it may end by itself"
+
+
+def _next_words(doc: Mapping[str, Any]) -> str:
+    """What is left to do about a node, the network or the storage that has ended a job, or an attempt of it."""
+    hosts = sorted({str(host) for rank in doc.get("culprit_ranks") or () if (host := (doc.get("hosts") or {}).get(str(rank)))})
+    where = f"the {doc.get('domain')}" if doc.get("domain") != "node" or len(hosts) != 1 else f"node {hosts[0]}"
+    on_purpose = "; nothing to do where somebody killed the rank on purpose" if doc.get("cause") == "killed" else ""
+    if (doc.get("job") or {}).get("state") == "restarting":
+        return f"the workers run again, and {where} may end them again: see What to do{on_purpose}"
+    return f"the job has ended, and {where} may fail the next one: see What to do before it runs there{on_purpose}"
 
 
 def _no_page(until: str) -> str:
@@ -132,6 +145,18 @@ def times_words(doc: Mapping[str, Any]) -> str:
     if doc.get("lost_rank_s"):
         parts.append(f"cost{'' if ended is not None else ' so far'} {shown.lost_words(doc['lost_rank_s'])}")
     return ", ".join(parts)
+
+
+def memory_rows(doc: Mapping[str, Any]) -> list[str]:
+    """ "rank 1, GPU 1: 130.0 GiB allocated (peak ...), ..." of the culprits, with what an allocation that failed has met."""
+    rows = []
+    for rank, each in list((doc.get("memory") or {}).items())[:8]:
+        oom = each.get("oom") or {}
+        where = f" at {oom['where']}" if oom.get("where") else ""
+        broken_down = gpu_memory.breakdown(gpu_memory.failed({"oom": {**oom, "pools": {"all": oom.get("pools")}}}, ""))
+        rows += [f"rank {rank}, {each['line']}"] if each.get("line") else []
+        rows += [f"rank {rank}, the allocation that failed last{where}: {broken_down}"] if broken_down else []
+    return rows
 
 
 def deadline(doc: Mapping[str, Any]) -> float | None:

@@ -65,7 +65,8 @@ def totals(**fields):
         (
             doc(frames=[frame(failures=[{"type": "BackendCompilerFailed", "reason": "no kernel", "at": "model.py:14", "ranks": "3", "count": 1}])]),
             "failing",
-            "compiling forward@model.py:12 fails on rank 3 at model.py:14: BackendCompilerFailed: no kernel",
+            "compiling forward@model.py:12 fails on rank 3 at model.py:14: BackendCompilerFailed: no kernel; "
+            "the job has caught the error and goes on without that graph",
         ),
         (
             doc(frames=[frame(compiles=8, recompiles=8, limit=8, cache_size=8, limited="2-3", last_reason="k == 1")]),
@@ -172,6 +173,30 @@ def test_a_limit_is_news_and_the_regime_that_follows_from_it_is_not_said_again()
     (found,) = news(document | {"regime": judge(document)})
     assert (found.kind, found.frame, found.ranks) == ("recompile_limit", "forward@model.py:12", "2-3")
     assert found.words == "compiled 8 times, now it runs eagerly for ever; the last guard: k == 1"
+
+
+NO_KERNEL = [{"type": "BackendCompilerFailed", "reason": "no kernel", "at": "model.py:14", "ranks": "3", "count": 1}]
+
+
+@pytest.mark.parametrize(
+    ("parts", "steps", "words"),
+    [
+        ({"suppress_errors": "0-3"}, 0, "BackendCompilerFailed: no kernel; torch._dynamo.config.suppress_errors is on, so it runs eagerly; 1 more fail"),
+        ({}, 3, "BackendCompilerFailed: no kernel; the job has caught the error and goes on without that graph; 1 more fail"),
+        ({}, 2, None),
+    ],
+    ids=["suppressed", "caught", "may end the job yet"],
+)
+def test_a_failure_that_the_job_outlives_is_news_once(parts, steps, words):
+    failing = [frame(failures=NO_KERNEL, last_step=1), frame(frame="block@model.py:4", failures=NO_KERNEL, last_step=0)]
+    document = doc(frames=failing[: 1 + bool(words)], ranks=parts, run={"world_size": 4, "steps_min": steps, "steps_max": 40})
+    told = [(one.key, one.kind, one.frame, one.ranks, one.words) for one in news(document | {"regime": judge(document)})]
+    assert told == ([("failing", "failing", "forward@model.py:12", "3", words)] if words else [])
+
+
+def test_a_frame_that_fails_anew_in_each_step_ends_no_job():
+    document = doc(frames=[frame(failures=NO_KERNEL, last_step=40, steps_compiled=3)])
+    assert [one.kind for one in news(document)] == ["failing"]
 
 
 def test_different_splits_are_an_alarm_and_a_cold_cache_is_none():

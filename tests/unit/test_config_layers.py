@@ -93,7 +93,7 @@ def test_durations_take_a_unit(text, seconds):
         ("metrics-level", "most", "auto, low, default or full"),
         ("log-format", "xml", "logfmt or json"),
         ("external-url", "ftp://x", "http:// or https://"),
-        ("no-probe", "gpu", "compile, ddp, cudagraph, steps or collectives"),
+        ("no-probe", "nvml", "compile, ddp, cudagraph, steps, collectives, memory or gpu"),
         ("label", "novalue", "K=V"),
         ("label", "9x=1", "K=V with K of letters"),
         ("label", "__name__=1", "__"),
@@ -131,11 +131,11 @@ def test_a_bad_value_in_a_file_is_a_warning_that_names_file_key_and_cause_and_th
 
 @needs_toml
 def test_of_a_table_and_a_list_in_a_file_only_the_bad_items_are_ignored(tmp_path):
-    path = file(tmp_path, 'no-probe = ["ddp", "gpu"]\n[label]\nteam = "vision"\n9x = "y"\n[limit]\nnotce_s = 3\nnotice_s = 7\nstuck_ratio = 50\nstack_s = -4')
+    path = file(tmp_path, 'no-probe = ["ddp", "nvml"]\n[label]\nteam = "vision"\n9x = "y"\n[limit]\nnotce_s = 3\nnotice_s = 7\nstuck_ratio = 50\nstack_s = -4')
     options = load((), {}, (path,), limits=Limits)
     assert (options.no_probe, options.labels, options.limits) == (("ddp",), {"team": "vision"}, {"notice_s": 7.0})
     assert options.warnings == (
-        f"{path}: no-probe: 'gpu' is not accepted; it takes compile, ddp, cudagraph, steps or collectives{IGNORED}",
+        f"{path}: no-probe: 'nvml' is not accepted; it takes compile, ddp, cudagraph, steps, collectives, memory or gpu{IGNORED}",
         f"{path}: label: '9x=y' is not accepted; it takes K=V with K of letters, digits and _ that does not begin with a digit or __{IGNORED}",
         f"{path}: limit: 'notce_s=3' is not accepted; there is no limit notce_s (did you mean notice_s?); rankwatch config --limits lists them{IGNORED}",
         f"{path}: limit: 'stuck_ratio=50' is not accepted; it takes a share above 0 and not above 1, such as 0.2{IGNORED}",

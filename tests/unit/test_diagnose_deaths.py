@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from build_jobs import MONO, WALL, Job, coll, die, frames, group, init, mark, nap
+from build_jobs import MONO, WALL, Job, coll, die, frames, group, init, mark, nap, save
 
-from rankwatch.model import Crash, Group, JobSnapshot, NodeReport, Process, RankState, Stack, Thread
+from rankwatch.model import PAGING, Crash, Group, JobSnapshot, NodeReport, Process, RankState, Stack, Thread
 from rankwatch.monitor.diagnose import State, diagnose
 from rankwatch.monitor.diagnose.ends import first_line
 from rankwatch.monitor.policy import Limits
@@ -71,6 +71,27 @@ def test_a_rank_that_ends_with_code_0_is_the_cause_of_its_peers_connection_error
     job = Job(script, 3).play(60)
     assert job.kinds() == [("failed", "exited", (2,))]
     assert "exit code 0" in job.first("failed").verdict.summary
+
+
+def test_a_rank_that_ends_well_while_another_still_saves_is_no_page_in_an_end_that_only_the_ranks_were_told_of():
+    """SIGTERM to the ranks alone: rank 1 ends, rank 0 saves first, rank 2 cannot hear it in its collective."""
+
+    def script(rank):
+        yield init(180)
+        yield from steps(8)
+        if rank == 1:
+            yield die(0)
+        if rank == 0:
+            yield save(9)
+            yield mark("saved")
+            yield die(0)
+        yield from steps(1)
+
+    job = Job(script, 3, nccl=True).play(20)
+    (ended_at,) = job.marks.values()
+    paged = [told for told in job.history if told.verdict.verdict in PAGING]
+    assert all(told.at >= ended_at for told in paged)
+    assert job.first("slow").at < ended_at
 
 
 def test_several_ranks_that_raise_the_same_at_once_are_named_together():

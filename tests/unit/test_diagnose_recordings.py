@@ -59,6 +59,90 @@ def test_nccl_a_device_that_does_not_start_the_collective_is_named():
     assert "its device has not started it" in verdict.summary
 
 
+def test_nccl_without_timing_no_rank_is_named_and_the_reason_is_said():
+    """The same fault: the recorder has no start to tell, both say "scheduled"."""
+    told = Recording("nccl_06b_gpu_kernel_hang_notiming").play(-5, 17)
+    assert {kind[1:] for kind in kinds(told)} == {("all_entered", ())}
+    at, verdict = first(told, "slow")
+    assert at <= 10
+    assert verdict.waiting_ranks == (0, 1)
+    assert any("no divergence of the code" in line for line in verdict.evidence)
+    assert any("TORCH_NCCL_ENABLE_TIMING" in line for line in verdict.missing_evidence)
+    assert first(told, "stuck")[0] <= 17
+
+
+def test_nccl_a_rank_that_tunes_kernels_for_longer_than_a_minute_is_slow_and_no_page_while_it_progresses():
+    told = Recording("nccl_05a_compile_skew_recovers").play(-3, 110)
+    assert kinds(told) == [("slow", "compiling", (1,))]
+    at, verdict = first(told, "slow")
+    assert at <= 10
+    assert verdict.waiting_ranks == (0,)
+    assert (verdict.group.op, verdict.group.seq) == ("all_reduce", 40)
+    assert "phase autotune (addmm_template_autotuning)" in verdict.summary
+    tuning = told[90.0][0]  # the compile is over, its kernels are still being tuned
+    assert tuning.cause == "compiling"
+    assert told[100.0] == ()
+
+
+def test_nccl_a_compile_is_known_from_torchs_own_counters_where_the_probe_is_silent():
+    job = Recording("nccl_05a_compile_skew_recovers")
+    del job.data["compiling"]
+    told = job.play(-3, 110)
+    assert kinds(told) == [("slow", "compiling", (1,))]
+    assert first(told, "slow")[0] <= 10
+
+
+@pytest.mark.parametrize("name", ["nccl_10b_cudagraph_stop_eager_log", "nccl_10c_cudagraph_stop_abort_log"])
+def test_nccl_an_eager_call_behind_a_stopped_replay_names_the_rank_that_stopped_and_is_told_as_a_symptom(name):
+    told = Recording(name, cudagraph={"recorded": 1}).play(-5, 17)
+    assert kinds(told) == [("slow", "not_entered", (1,)), ("stuck", "not_entered", (1,))]
+    at, verdict = first(told, "stuck")
+    assert at <= 8
+    assert (verdict.waiting_ranks, verdict.group.seq, "wait_input" in verdict.at) == ((0,), 16, True)
+    line = next(line for line in verdict.evidence if line.startswith("rank 0 has enqueued all_reduce #16"))
+    assert "its device has not started it" in line
+    assert "a replay of a CUDA graph" in line
+
+
+def test_nccl_an_abort_that_never_returns_is_told_with_the_command_that_ends_the_job():
+    """The captured kernel holds the device: the process neither dies nor trains, its operations even count as completed after a while."""
+    told = Recording("nccl_10c_cudagraph_stop_abort_log", cudagraph={"recorded": 1}).play(-5, 115)
+    at, verdict = next((t, verdicts[0]) for t, verdicts in told.items() if verdicts and "the watchdog has fired" in verdicts[0].summary)
+    assert at == 18.5
+    assert any("up to 10 s later (4 x TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 2500 ms as the job's environment has it)" in line for line in verdict.evidence)
+    assert any(line.startswith("rank 0 printed: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=16") for line in verdict.evidence)
+    at, verdict = next((t, verdicts[0]) for t, verdicts in told.items() if verdicts and "abort does not return" in verdicts[0].summary)
+    assert at == 47.0  # 15 s after it began
+    assert (verdict.verdict, verdict.culprit_ranks, verdict.waiting_ranks) == ("stuck", (1,), (0,))
+    assert verdict.summary.endswith("the watchdog has fired 28 s ago, and its abort does not return: rank 0 must be ended by hand")
+    assert verdict.advice[0].startswith("End rank 0 by hand: `kill -KILL 4000` on node0")
+    assert "after 480 s (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC)" in verdict.advice[1]
+    assert "rank 0 began to abort its communicator 15 s ago and has not told that it is done" in verdict.evidence
+    assert ["abort does not return" in verdict.summary for verdict in told[115.0]] == [True]
+
+
+def test_nccl_without_a_log_the_same_is_told_from_the_clock_and_the_log_is_missed():
+    job = Recording("nccl_10c_cudagraph_stop_abort_log", cudagraph={"recorded": 1})
+    del job.data["log"]
+    told = job.play(-5, 60)
+    verdict = told[30.0][0]
+    assert verdict.summary.endswith("rank 0 waits; the timeout has passed 12 s ago")
+    assert verdict.missing_evidence == ("what the watchdog of rank 0 has printed: it is on the terminal (torchrun --tee 3 keeps a log)",)
+    assert next(t for t, verdicts in told.items() if verdicts and "abort does not return" in verdicts[0].summary) == 48.5
+
+
+def test_nccl_a_watchdog_that_ends_its_process_in_time_is_not_called_stuck_in_its_abort():
+    told = Recording("nccl_06b_gpu_kernel_hang_notiming").play(-5, 28.5)
+    verdict = told[28.0][0]
+    assert verdict.cause == "all_entered"
+    assert "the watchdog has fired 10 s ago" in verdict.summary
+    assert not any("abort does not return" in each.summary for verdicts in told.values() for each in verdicts)
+
+
+def test_nccl_graphs_that_are_recorded_again_are_no_trouble():
+    assert kinds(Recording("nccl_11_cudagraph_rerecord").play(-1, 19)) == []
+
+
 def test_nccl_a_killed_rank_is_the_first_cause():
     job = Recording("nccl_07_sigkill")
     assert kinds(job.play(-5, 0)) == []
@@ -74,16 +158,6 @@ def test_nccl_a_rank_that_holds_the_gil_is_named_with_the_line_that_called_it():
     assert at <= 10
     assert "parse_native" in verdict.at
     assert verdict.waiting_ranks == (0,)
-
-
-def test_nccl_a_collective_inside_a_cuda_graph_is_told_carefully_and_never_pages():
-    told = Recording("nccl_10_cudagraph_stop", steps=500, last_step_at=5_000.0, step_s=0.03, cudagraph={"recorded": 1}).play(-5, 100)
-    assert kinds(told) == [("slow", "unknown", ())]
-    at, verdict = first(told, "slow")
-    assert at >= 60
-    assert verdict.confidence == "partial"
-    assert "CUDA graph" in verdict.summary
-    assert any("wait_input" in line for line in verdict.evidence)
 
 
 @pytest.mark.parametrize("poll", [0.25, 0.5, 1.0])

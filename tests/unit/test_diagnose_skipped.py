@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from build_jobs import MONO, WALL
 
 from rankwatch.model import Collective, Group, JobSnapshot, NodeReport, Process, RankState
@@ -75,3 +76,39 @@ def test_who_has_done_a_later_call_out_of_order_does_not_prove_that_the_others_a
 def test_who_has_it_done_by_its_own_entry_proves_that():
     told = judge(asynchronous(0, 26, True), asynchronous(1, 25, False), asynchronous(2, 25, False), world=3, seconds=140)
     assert told[-1].culprit_ranks == (1, 2)
+
+
+def left(entered, done, ended_s):
+    """Rank 0 has exited with 0 so many seconds before the first look; its last beat told these numbers."""
+    gone = Process(100, False, exit_code=0, exited_at=MONO - ended_s)
+    return RankState(
+        0, node="node05", process=gone, stage="exiting", stage_since=MONO - ended_s - 0.1, heartbeat_at=MONO - ended_s - 0.4,
+        groups=(Group("0", "dp", "gloo", (0, 1, 2, 3), 600.0),), enqueued={"0": entered}, completed={"0": done},
+    )  # fmt: skip
+
+
+def overtaken(number, called_s, read_s=1.0, before=True):
+    """Waits in all_reduce #29, called so many seconds before the first look; broadcast #30, which it does not need rank 0 for, has completed."""
+    marks = ((27, "all_reduce", before), (28, "broadcast", True), (29, "all_reduce", False), (30, "broadcast", True))
+    calls = tuple(Collective("0", 0, seq, op, ((4,),), ((4,),), ("Float",), WALL - called_s - 0.5 * (29 - seq), 600.0, done) for seq, op, done in marks)
+    return RankState(
+        number, node="node05", process=Process(100 + number, True, "S"), stage_since=MONO - 60, heartbeat_at=MONO + 1, collectives_at=MONO + read_s,
+        groups=(Group("0", "dp", "gloo", (0, 1, 2, 3), 600.0),), enqueued={"0": 30}, completed={"0": 30}, collectives=calls,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("entered", "done"), [(26, 26), (28, 28), (28, 27), (28, 26)])
+@pytest.mark.parametrize("called_s", [2.0, 4.0], ids=["called after its end", "called before its end, read after it"])
+def test_who_has_left_is_named_where_a_later_call_has_overtaken_the_one_that_needs_it(entered, done, called_s):
+    told = judge(left(entered, done, 3.0), *(overtaken(number, called_s) for number in (1, 2, 3)), world=4)
+    assert {(v.verdict, v.cause, v.culprit_ranks, v.waiting_ranks) for v in told} == {("stuck", "exited", (0,), (1, 2, 3))}
+    assert told[-1].summary.startswith("rank 0 has not entered all_reduce #29 of dp (it ended with exit code 0) for ")
+
+
+def test_what_was_read_before_that_end_proves_nothing():
+    """It may have entered #29 at the last moment, and that may be done since."""
+    assert judge(left(28, 28, 3.0), *(overtaken(number, 4.0, read_s=-2.5) for number in (1, 2, 3)), world=4) == []
+
+
+def test_handles_that_are_always_dropped_prove_nothing_either():
+    assert judge(left(28, 28, 3.0), *(overtaken(number, 4.0, before=False) for number in (1, 2, 3)), world=4) == []

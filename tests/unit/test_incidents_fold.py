@@ -154,11 +154,16 @@ def test_one_clock_counts_over_all_verdicts_of_an_incident():
 
 def test_an_incident_that_is_over_advises_nothing_that_was_to_be_done_while_it_lasted():
     play = Play()
-    told = ("Nothing is broken while it moves. Near the timeout: raise it.", "The process was stopped by a signal. `kill -CONT 7` continues it.", "Look.")
+    told = (
+        "Nothing is broken while it moves. Near the timeout: raise it.", "It recompiles because of the guard `x`: y.",
+        "The process was stopped by a signal. `kill -CONT 7` continues it.", "Look.",
+    )  # fmt: skip
     play.look(verdict(advice=told))
     play.look()
     play.look()
-    assert play.book.closed[0].verdict.advice == ("Near the timeout: raise it.", "Look.")
+    assert play.book.closed[0].verdict.advice == (
+        "It was no error. Should such a compile come near the timeout: raise it.", "It was compiled anew because of the guard `x`: y.", "Look.",
+    )  # fmt: skip
 
 
 def test_at_most_50_closed_incidents_are_kept():

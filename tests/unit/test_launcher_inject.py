@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-from rankwatch.launcher.inject import Injection, inject, restore
+import pytest
+
+from rankwatch.launcher.inject import Injection, inject, nccl_timing_on, restore
 
 SITE = "/pkg/rankwatch/agent/site"
 
@@ -23,6 +25,7 @@ def test_a_plain_environment_gets_all_that_the_agent_needs():
             "RANKWATCH_SLOT_DIR": "/dev/shm/s/a3",
             "PYTHONPATH": SITE,
             "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_ENABLE_TIMING": "1",
         }
     )
 
@@ -43,6 +46,27 @@ def test_a_users_recorder_setting_under_either_name_speaks_for_both():
         changed = injected({name: "20000"}).set
         assert "TORCH_FR_BUFFER_SIZE" not in changed
         assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in changed
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"])
+@pytest.mark.parametrize("value", ["0", "1", ""])
+def test_a_users_timing_setting_under_either_name_is_left_alone(name, value):
+    for wish in ("auto", "on", "off"):
+        injection = injected({name: value}, nccl_timing=wish)
+        assert "TORCH_NCCL_ENABLE_TIMING" not in injection.set
+        assert name not in injection.unset
+
+
+def test_timing_is_switched_by_the_option():
+    assert injected({}, nccl_timing="on").set["TORCH_NCCL_ENABLE_TIMING"] == "1"
+    assert "TORCH_NCCL_ENABLE_TIMING" not in injected({}, nccl_timing="off").set
+
+
+def test_timing_in_force_is_read_as_torch_reads_it():
+    assert [nccl_timing_on({"TORCH_NCCL_ENABLE_TIMING": text}) for text in ("1", "Y", "true", "0", "no", "")] == [True, True, True, False, False, False]
+    assert nccl_timing_on({"NCCL_ENABLE_TIMING": "1"}) is True
+    assert nccl_timing_on({"TORCH_NCCL_ENABLE_TIMING": "0", "NCCL_ENABLE_TIMING": "1"}) is False  # the first name goes before the old one
+    assert nccl_timing_on({}) is False
 
 
 def test_the_marks_of_an_outer_rankwatch_are_removed():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,8 +81,15 @@ class Agent:
     def _stop_workers(self, worker_group):
         return "stopped"
 
-    def _invoke_run(self, role):
-        return role
+    def run(self, worker_group):
+        try:
+            return self._monitor_workers(worker_group)
+        except Signal:
+            self.told = self._shutdown("SIGTERM", timeout=3)
+            raise
+
+    def _shutdown(self, death_sig="SIGTERM", timeout=30):
+        return death_sig, timeout
 
 
 class Broken:
@@ -104,7 +112,7 @@ def test_whatever_fails_in_ours_the_agent_does_its_work_and_one_line_is_said():
     assert agent._start_workers(None) == {0: 1}
     assert agent._monitor_workers("result") == "result"
     assert agent._stop_workers(None) == "stopped"
-    assert agent._invoke_run("role") == "role"
+    assert agent._shutdown() == ("SIGTERM", 30)
     assert said == ["supervision impaired: KeyError: 'gone'; the job runs on"]
 
 
@@ -113,6 +121,23 @@ def test_a_signal_that_falls_into_our_code_reaches_torchrun():
     for call in (agent._rendezvous, agent._monitor_workers, agent._stop_workers):
         with pytest.raises(Signal):
             call(None)
+
+
+class Signalled(Agent):
+    def _monitor_workers(self, worker_group):
+        raise Signal
+
+
+def test_a_signal_that_ends_torchrun_is_told_with_no_frame_of_ours_in_its_traceback():
+    told = []
+    agent = supervised(Signalled, SimpleNamespace(look=list, ending=told.append), Signal, print)()
+    with pytest.raises(Signal) as raised:
+        agent.run(None)
+    assert agent.told == ("SIGTERM", 3)
+    assert told == ["a signal to the launcher"]
+    assert [entry.name for entry in raised.traceback[1:]] == ["run", "_monitor_workers", "_monitor_workers"]  # the second one while it looks
+    agent._shutdown()
+    assert len(told) == 1
 
 
 def test_the_class_keeps_its_name():

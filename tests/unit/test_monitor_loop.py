@@ -186,7 +186,7 @@ def test_a_job_that_is_over_before_the_first_look_leaves_its_record_and_its_last
     document = json.loads((monitor.run_dir / "run.json").read_text())
     assert (document["exit_code"], document["state"], document["ended_at"] is not None) == (0, "done", True)
     first, last = monitor.out.getvalue().splitlines()
-    words = "watching 2 ranks on 1 node; compile, ddp, collectives, steps, cudagraph: the ranks ended before they reported, stacks unknown; status off"
+    words = "watching 2 ranks on 1 node; compile, ddp, collectives, steps, cudagraph, memory: the ranks ended before they reported, stacks unknown; status off"
     assert words in first
     assert last.startswith("[rankwatch] done ")
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rankwatch.model import Process, Want
+from rankwatch.model import Process, Want, Watchdog
 from rankwatch.monitor.reader import Reader
 from rankwatch.monitor.workers import Worker, Workers
 from rankwatch.wire import layout
@@ -115,12 +115,13 @@ class Rank:
 
 
 class Job:
-    def __init__(self, directory):
+    def __init__(self, directory, history="auto", stderr=""):
         self.now = 100.0
         self.ranks = [Rank(directory, number) for number in PIDS]
         self.processes = FakeProcesses(lambda: self.now)
-        workers = tuple(Worker(number, number, pid) for number, pid in PIDS.items())
-        self.reader = Reader(Workers(0, 0, 2, 1, "host", str(directory), "", workers), clock=lambda: self.now, wall=lambda: WALL, processes=self.processes)
+        workers = tuple(Worker(number, number, pid, stderr=stderr) for number, pid in PIDS.items())
+        start = Workers(0, 0, 2, 1, "host", str(directory), "", workers, history=history)
+        self.reader = Reader(start, clock=lambda: self.now, wall=lambda: WALL, processes=self.processes)
 
     def at(self, now, **how):
         self.now = now
@@ -285,6 +286,72 @@ def test_nccl_status_is_polled_once_a_second_and_paused_while_a_group_is_created
     rank.server.asked.clear()
     assert job.at(103)[0].group_in_creation == "1"
     assert not any("nccl" in target for target in rank.server.asked)
+
+
+def nccl(*entries, last=4):
+    counts = {"last_enqueued_collective": str(last), "last_started_collective": str(last), "last_completed_collective": str(last)}
+    return json.dumps({"pg_status": {"0": counts}, "entries": entries}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def timed(seq, ms):
+    return {
+        "collective_seq_id": seq, "duration_ms": ms, "input_dtypes": ["Float"], "input_sizes": [[262144]], "is_p2p": False, "op_id": seq,
+        "output_dtypes": ["Float"], "output_sizes": [[262144]], "p2p_seq_id": 0, "pg_id": 0, "process_group": ["0", "d"],
+        "profiling_name": "nccl:all_reduce", "record_id": seq, "retired": True, "state": "completed", "time_created_ns": int(WALL * 1e9), "timeout_ms": 60000,
+    }  # fmt: skip
+
+
+def test_nccl_entries_are_not_read_on_a_timer_where_torch_makes_no_promise(job):
+    """Up to 2.13 a read may meet an operation that is being freed."""
+    job.ranks[0].server.answers["dump_nccl_trace_json"] = nccl(timed(4, 1.0))
+    job.ranks[0].join("nccl")
+    for now in (100, 106, 112):
+        job.at(now)
+    assert set(job.ranks[0].server.asked) == {"", "dump_nccl_trace_json?includecollectives=false"}
+
+
+@pytest.mark.parametrize("history", ["auto", "on", "off"])
+def test_nccl_entries_tell_device_time_and_bandwidth_of_the_node(tmp_path, history):
+    job = Job(tmp_path, history)
+    for rank, ms in zip(job.ranks, (5.0, 0.1), strict=True):
+        rank.server.answers["dump_nccl_trace_json"] = nccl(timed(3, ms), timed(4, ms))
+        rank.join("nccl")
+        rank.put("owner", {"pid": PIDS[rank.number], "start_ticks": 5, "state": "claimed", "torch": "2.14.0" if history == "auto" else "2.11.0"})
+    job.at(100)
+    found = job.at(100.5)
+    if history == "off":
+        assert [rank.collective_sums for rank in found.values()] == [(), ()]
+    else:
+        sums = [rank.collective_sums[0] for rank in found.values()]
+        assert [(each.op, each.count, each.device_s, each.whole) for each in sums] == [("all_reduce", 2, 0.01, True), ("all_reduce", 2, 0.0002, True)]
+        assert [each.bus_bytes_per_s for each in sums] == [pytest.approx(262144 * 4 / 1e-4)] * 2
+    job.reader.close()
+    for rank in job.ranks:
+        rank.server.close()
+
+
+def test_what_nccls_watchdog_prints_is_read_while_ranks_wait(tmp_path):
+    log = tmp_path / "stderr.log"
+    log.write_text(
+        "[rank0]:[E1130 05:13:40.4 ProcessGroupNCCL.cpp:689] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE)\n"
+    )
+    job = Job(tmp_path, stderr=str(log))
+    job.ranks[0].server.answers["dump_nccl_trace_json"] = json.dumps(
+        {"pg_status": {"0": {"last_enqueued_collective": "4", "last_completed_collective": "3"}}}
+    ).encode()
+    job.ranks[0].join("nccl")
+    assert job.at(100)[0].watchdog == Watchdog(readable=True)
+    for now in (100.5, 101.0, 101.6):
+        assert job.at(now)[0].watchdog.fired_at is None  # nobody waits for long
+    job.at(102.1)
+    end = time.monotonic() + 10
+    while (found := job.at(102.6)[0].watchdog).fired_at is None:
+        assert time.monotonic() < end
+    assert (found.seq, found.op, len(found.lines)) == (4, "allreduce", 1)
+    assert job.at(102.6)[1].watchdog == Watchdog(readable=True)  # it is in no NCCL group: its log is not read
+    job.reader.close()
+    for rank in job.ranks:
+        rank.server.close()
 
 
 def test_another_process_under_the_slot_starts_with_nothing_remembered(job):

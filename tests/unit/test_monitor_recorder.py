@@ -141,6 +141,41 @@ def test_gloo_beside_nccl_in_one_group_is_a_group_of_its_own():
     assert view.entry_numbers((DEFAULT,))[0] == {"0:gloo": 2, "0": 9}
 
 
+def test_both_recorders_of_one_process_may_number_their_groups_alike():
+    """pg_id 0 is a gloo group in one recorder and an NCCL group in the other: a group is (recorder, pg_id)."""
+    groups = (DEFAULT, Group("1", "cpu group", "gloo", (0, 1), 600.0), Group("2", "dp", "nccl", (0, 1), 600.0))
+    view = RecorderView()
+    view.take({GENERIC: {"entries": [entry(7, name="1", retired=True)]}, NCCL: {"entries": [entry(30, name="2", state="completed")]}}, groups, WALL)
+    assert view.numbers(GENERIC, status(pg0=(8, 7)), groups[1:2]) == ({"1": 8}, {"1": 7})
+    assert view.numbers(NCCL, status(pg0=(31, 30)), groups[2:]) == ({"2": 31}, {"2": 30})
+
+
+def test_before_its_first_collective_nccls_answer_has_no_entries_and_counts_no_group():
+    group = Group("0", "default_pg", "nccl", (0, 1), 600.0)
+    view = RecorderView()
+    empty = {"comm_lib_version": "2.28.9", "nccl_comm_state": {}, "pg_config": {}, "pg_status": {}, "version": "2.10"}
+    view.take({NCCL: empty}, (group,), WALL)
+    assert (view.collectives, view.lost) == ((), 0)
+    assert view.numbers(NCCL, empty, (group,)) == ({"0": 0}, {"0": 0})
+    counted = {"pg_status": {"0": {"last_enqueued_collective": "1", "last_started_collective": "-1", "last_completed_collective": "-1"}}}
+    assert view.numbers(NCCL, counted, (group,)) == ({"0": 1}, {"0": 0})
+
+
+def test_whether_starts_are_timed_is_known_from_the_environment_until_something_has_completed():
+    group = Group("0", "default_pg", "nccl", (0, 1), 600.0)
+
+    def started(timed, last_started, last_completed):
+        view = RecorderView(timed)
+        counts = {"last_enqueued_collective": "9", "last_started_collective": last_started, "last_completed_collective": last_completed}
+        view.take({NCCL: {"pg_status": {"0": counts}, "entries": [entry(9, op="nccl:all_reduce")]}}, (group,), WALL)
+        return view.collectives[0].started
+
+    assert started(True, "-1", "-1") is False  # the first of its group is behind other work
+    assert started(False, "-1", "-1") is None
+    assert started(True, "-1", "8") is None  # the job has switched it off by itself
+    assert started(False, "8", "8") is False
+
+
 def test_odd_documents_raise_nothing():
     view = RecorderView()
     for document in (

@@ -69,6 +69,7 @@ def test_every_record_reaches_the_state(tmp_path):
     slot.put("compile", {"frames": 3})
     slot.put("ddp", {"buckets": 2})
     slot.put("cudagraph", {"recordings": 1})
+    slot.put("memory", {"allocated": 5})
     slot.put("thread_0", thread(("1/0", "forward", "backend_compile", "forward@model.py:31", "size changed", "x"), split=2, splits=3))
     state = SlotReader(slot.path).read()
     assert state.pid == 41
@@ -80,6 +81,7 @@ def test_every_record_reaches_the_state(tmp_path):
     assert (state.heartbeat_at, state.recorder_status["pg_status"]["0"]) == (6.25, {"last_enqueued_collective": "4"})
     assert (state.steps, state.last_step_at, state.step_s) == (12, 5.5, 0.25)
     assert (state.compile_totals, state.ddp, state.cudagraph) == ({"frames": 3}, {"buckets": 2}, {"recordings": 1})
+    assert state.memory == {"allocated": 5}
     assert state.compiling == (
         CompileActivity(
             "1/0", "forward", "forward@model.py:31", "backend", "backend_compile", 2.0, 3.0, recompile_reason="size changed", split=2, splits=3, detail="x"

@@ -207,6 +207,12 @@ def test_a_compile_that_is_over_is_told_with_one_set_of_figures():
     )
 
 
+def test_a_compile_that_had_just_ended_is_over_with_the_incident():
+    assert shown.past("rank 1 has not entered all_reduce #19 of default_pg (it has just compiled f@a.py:3) for 9 s; rank 0 waits") == (
+        "rank 1 had not entered all_reduce #19 of default_pg (it had just compiled f@a.py:3); rank 0 waited"
+    )
+
+
 def test_groups_without_a_description_have_the_name_that_verdicts_give_them():
     assert shown.group_label(Group("1", "undefined", "gloo", (0, 1), 60.0)) == "group 1"
     assert shown.group_label(Group("0", "default_pg", "gloo", (0, 1), 60.0)) == "default_pg"
@@ -222,6 +228,7 @@ def test_report_txt_puts_the_culprit_first():
 
 
 PAGED = [{"at": 30.0, "verdict": "slow"}, {"at": 41.0, "verdict": "stuck"}]
+DIED = [{"at": 41.0, "verdict": "failed"}]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +248,16 @@ PAGED = [{"at": 30.0, "verdict": "slow"}, {"at": 41.0, "verdict": "stuck"}]
         ),
         ({"verdict": "recovered", "history": PAGED, "closed_at": 79.0}, "yes, 00:00:41Z to 00:01:19Z; it is over"),
         ({"verdict": "failed", "domain": "user_code", "history": PAGED}, "yes, from 00:00:41Z on; now a ticket for the owner of the job"),
-        ({"verdict": "failed", "domain": "node", "job": {"ended_at": 1.0}}, "yes: the job has ended, the node may fail the next one"),
+        (
+            {"verdict": "failed", "domain": "node", "cause": "killed", "culprit_ranks": [1], "hosts": {"1": "node05"}, "history": DIED}
+            | {"job": {"ended_at": 79.0}},
+            "yes, 00:00:41Z; the job has ended, and node node05 may fail the next one: see What to do before it runs there; "
+            "nothing to do where somebody killed the rank on purpose",
+        ),
+        (
+            {"verdict": "failed", "domain": "storage", "cause": "crashed", "history": DIED, "job": {"ended_at": 79.0, "state": "restarting"}},
+            "yes, 00:00:41Z; the workers run again, and the storage may end them again: see What to do",
+        ),
         ({"verdict": "failed", "domain": "user_code", "run": {"labels": {"owner": "alice"}}}, "no: a ticket for alice"),
     ],
 )

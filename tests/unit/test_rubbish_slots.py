@@ -57,6 +57,7 @@ GOOD = {
     "ddp": {"status": "split", "buckets": 2, "fingerprint": 5, "failures": 0, "not_applied": 0},
     "cudagraph": {"recordings": 1, "rerecords": 0, "skips": 0, "pool_bytes": 5},
     "numerics": {"step": 1, "bad": [], "replicas": []},
+    "memory": {"device": 0, "allocated": 5, "reserved": 6, "pools": {"0_1": 1}, "ooms": 1, "oom": {"tried": 2, "where": "t.py:1:f"}},
 }
 RUBBISH = st.one_of(
     st.none(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from rankwatch.monitor.compiles import graph_cures
 from rankwatch.monitor.compiles.cures import GUARD_CURES, Cure, break_cure, cure_of
 from rankwatch.monitor.compiles.regime import compiled_anew, frames, hot_breaks, number, on_ranks, requested, times
 
@@ -43,6 +44,7 @@ def give(doc: Mapping[str, Any]) -> list[dict[str, Any]]:
         *_ddp(doc),
         *_skew(doc),
         *_caches(doc),
+        *(Advice(*cure) for cure in graph_cures.cures(doc)),
     ):
         found.setdefault(advice.about, advice)
     ordered = sorted(found.values(), key=lambda advice: -advice.weight)[:MAX_ADVICE]

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from rankwatch import shown
-from rankwatch.monitor.compiles import divergence, rank_sets, stepping
+from rankwatch.monitor.compiles import cudagraphs, divergence, rank_sets, stepping
 from rankwatch.monitor.compiles.clusters import clusters, subgroups
 from rankwatch.monitor.compiles.frame_rows import frame_row
 from rankwatch.monitor.compiles.sums import MAX_GROUPS, Groups, group, lost_by_frame, ranks_part, totals, written_groups
@@ -98,6 +98,7 @@ def _document(
         "frames_left_out": max(0, len(rows) - max_frames),
         "divergence": divergence.find(book, scene),
         "ddp": _ddp(book, written),
+        "cudagraphs": cudagraphs.document(ranks, snapshot.wall_at, over, written),
         "steps": _steps(book, compared, written),
         "timeline": _timeline(book, snapshot, max_rows),
         "attempts": [dict(attempt) for attempt in attempts],

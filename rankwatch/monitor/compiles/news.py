@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rankwatch.monitor.compiles.regime import frames, number
+from rankwatch.monitor.compiles.regime import frames, number, outlived
 
 TELLING_REGIMES = ("compiled_nothing", "compiles_for_ever", "fell_back")
 ALARMS = ("different_split", "split_mode")
@@ -33,7 +33,18 @@ def news(doc: Mapping[str, Any]) -> Iterator[News]:
             name = str(frame.get("frame"))
             words = f"compiled {int(number(frame, 'compiles'))} times, now it runs eagerly for ever; the last guard: {frame.get('last_reason') or 'not known'}"
             yield News(f"limit {name}", "recompile_limit", name, str(frame["limited"]), words)
+    yield from _failing(doc)
     regime = doc.get("regime") or {}
     name = str(regime.get("name"))
     if name in TELLING_REGIMES and not any(frame.get("limited") for frame in frames(doc)):
         yield News(f"regime {name}", name, "", "", str(regime.get("words") or ""))
+
+
+def _failing(doc: Mapping[str, Any]) -> Iterator[News]:
+    """One line of all frames whose compile fails while the job goes on: nothing else of it is loud. A failure that ends the job is told as its end."""
+    found = [(frame, failure, words) for frame in frames(doc) for failure in (frame.get("failures") or ())[:1] if (words := outlived(doc, frame))]
+    if found:
+        frame, failure, words = found[0]
+        more = f"; {len(found) - 1} more fail" if len(found) > 1 else ""
+        what = f"{failure.get('type')}: {failure.get('reason')}; {words}{more}"
+        yield News("failing", "failing", str(frame.get("frame")), str(failure.get("ranks") or ""), what)

@@ -13,6 +13,7 @@ from rankwatch import shown
 
 SETTLED_STEPS = 5  # so many steps without a compile are `compiled`; before that a young job is `starting`
 STORM_RECOMPILES = 3  # of one frame; automatic dynamic shapes make one or two healthy ones
+OUTLIVED_STEPS = 3  # a frame that fails in so many steps ends no job
 STORM_AFTER_STEPS = 8  # a job younger than this is still warming up
 STORM_SHARE = 0.25  # the last compile lies within this share of the steps: it has not stopped
 
@@ -122,11 +123,21 @@ def _failing(doc: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     frame, failure = failed[0]
     where = f" at {at}" if (at := failure.get("at")) and not str(frame.get("frame")).endswith(f"@{at}") else ""
+    goes_on = f"; {words}" if (words := outlived(doc, frame)) else ""
     return _regime(
         "failing",
-        f"compiling {frame.get('frame')} fails on {on_ranks(failure.get('ranks'))}{where}: {failure.get('type')}: {failure.get('reason')}",
+        f"compiling {frame.get('frame')} fails on {on_ranks(failure.get('ranks'))}{where}: {failure.get('type')}: {failure.get('reason')}{goes_on}",
         *(f"{other.get('frame')}: {why.get('type')} {times(number(why, 'count') or 1)}, {on_ranks(why.get('ranks'))}" for other, why in failed[:5]),
     )
+
+
+def outlived(doc: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
+    """What became of a frame whose compile failed, in a job that goes on; "" where the failure may end it yet."""
+    if (doc.get("ranks") or {}).get("suppress_errors"):
+        return "torch._dynamo.config.suppress_errors is on, so it runs eagerly"
+    if number(doc.get("run"), "steps_min") >= _last_step(doc, frame) + 2 or number(frame, "steps_compiled") >= OUTLIVED_STEPS:
+        return "the job has caught the error and goes on without that graph"
+    return ""
 
 
 def _compiled_nothing(doc: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ def ranks_part(book: Book, ranks: Mapping[int, RankState], compared: Sequence[in
     disabled: Groups = {}
     stance: Groups = {}
     blind: list[int] = []
+    suppress: list[int] = []
     lost = 0
     for rank, state in ranks.items():
         told = book.ranks[rank].told
@@ -49,6 +50,8 @@ def ranks_part(book: Book, ranks: Mapping[int, RankState], compared: Sequence[in
                 group(disabled, told.disabled, rank, told.disabled)
             if told.stance:
                 group(stance, told.stance, rank, told.stance)
+            if told.suppresses:
+                suppress.append(rank)
         probe = state.probes.get("compile")
         if state.agent in ("off", "silent") or (isinstance(probe, dict) and probe.get("status") in ("off", "missing", "failed")):
             blind.append(rank)
@@ -61,6 +64,7 @@ def ranks_part(book: Book, ranks: Mapping[int, RankState], compared: Sequence[in
         "requested": written_groups(requested, written),
         "disabled": written_groups(disabled, written),
         "stance": written_groups(stance, written),
+        "suppress_errors": written(rank_sets.bits(suppress)),
         "no_probe": written(rank_sets.bits(blind)),
         "with_events": written(book.with_events & everybody),
         "by_record": written(everybody & ~book.with_events),

@@ -17,9 +17,12 @@ MAX_PHASES = 16
 
 
 class Told:
-    """counts: as in COUNTS; seconds: spent compiling; requested: calls of torch.compile, and `requested_key`, equal for equal ones; "" for none."""
+    """counts: as in COUNTS; seconds: spent compiling; requested: calls of torch.compile, and `requested_key`, equal for equal ones; "" for none.
 
-    __slots__ = ("caches", "counts", "disabled", "phases", "requested", "requested_key", "seconds", "stance")
+    suppresses: compiles that fail fall back to Python.
+    """
+
+    __slots__ = ("caches", "counts", "disabled", "phases", "requested", "requested_key", "seconds", "stance", "suppresses")
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.counts = tuple(int(number(record.get(name))) for name in COUNTS)
@@ -39,6 +42,7 @@ class Told:
             self.requested_key = json.dumps(self.requested, sort_keys=True, default=str)
         why, stance = record.get("disabled"), record.get("stance")
         self.disabled = (shown.public_line(why)[:160] if isinstance(why, str) else "torch.compile is switched off") if why else ""
+        self.suppresses = record.get("suppress_errors") is True
         self.stance = shown.public_line(stance)[:80] if isinstance(stance, str) else ""
 
 

@@ -9,6 +9,7 @@ the frame
   finding        what is found of one rank: cause, place, how long that may last
   clocks         gaps between looks, clocks that are set, times in recorders
   timeouts       when the watchdogs fire, and the line that sets a longer timeout
+  watchdog       after NCCL's has fired: when the end comes, what it has printed, an abort that never returns
   wants          which evidence to fetch next
   words          what people read, and what to do
 
@@ -25,6 +26,8 @@ why, and how grave
   hangs          one hang judged: verdict, culprits, words
   absent         ranks that have not come: who of them is to blame
   entered        ranks that have come, but to different things, or that are all in
+  devices        all in, and it does not complete: what the driver, NCCL's RAS and the timing tell of whose device or network it is
+  xids           what the NVIDIA driver's error numbers mean, and what to do
   causes         why one rank is not where the others wait for it; the order of its tests is the precedence of the causes
   work           what the stack says of a rank that is elsewhere: loading, saving, a transfer, a debugger, a line of the job
   known_work     the table of known work: which frame of which library means what
@@ -35,12 +38,15 @@ why, and how grave
   frames         the line of the user's code in a stack
   stacks         equal stacks together
   idle           a job that moves no more with nothing open in any recorder
+  captured       what a recorder does not show of ranks that use CUDA graphs
+  replays        a rank that has stopped replaying its CUDA graph while others wait on their devices
   suspended      all ranks stopped at once
   unhealed       waits that are over without having healed
 
 ends
   deaths         which rank ended badly first, and which only followed
   ends           how a rank ended: exit codes, signals, the words of its exception
+  gpu_oom        a rank that ended because its GPU had no memory left
   blame          who is named for ranks that ended badly, and in which words
   victims        ranks that lost a peer, or timed out themselves
   aborts         a rank that gloo has aborted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import Crash, RankState, VerdictName
-from rankwatch.monitor.diagnose import causes, ends, joins, messages, stores, words
+from rankwatch.monitor.diagnose import captured, causes, ends, joins, messages, stores, words
 from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.progress import silent_since
 from rankwatch.monitor.diagnose.scene import Clock, Picture, Scene
@@ -29,6 +29,7 @@ def absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene: 
     if wait.starting:
         found = {rank: _at_start(finding, called.get(rank), scene.ranks[rank], scene) for rank, finding in found.items()}
     found = {rank: _confirmed(finding, wait, scene) for rank, finding in found.items()}
+    found = _in_an_end(found, scene)
     found = {rank: ends.with_handled(finding, scene.ranks[rank], wait.since, scene.snapshot) for rank, finding in found.items()}
     levels = {rank: level_of(finding, running, scene) for rank, finding in found.items()}
     top = max(levels.values())
@@ -41,7 +42,8 @@ def absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene: 
     culprits = tuple(sorted(rank for rank, each in found.items() if levels[rank] == top and each.cause == best.cause and (rank in called) == failed))
     best = found[culprits[0]]
     says = words.absent(culprits, best, wait, scene.age(wait.since), called=failed or best.rank in elsewhere)
-    evidence = [*best.evidence, *([wait.why] if wait.why else [])]
+    says += captured.behind_replay(wait.stalled, scene.ranks)
+    evidence = [*best.evidence, *([wait.why] if wait.why else []), *_symptom(wait, scene)]
     for rank in culprits[1:4]:
         evidence.append(f"rank {rank}: {found[rank].says}" if found[rank].says else f"rank {rank} likewise")
     rest = [rank for rank in roots if rank not in culprits]
@@ -53,6 +55,17 @@ def absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene: 
         evidence.append(f"no progress for {scene.now - _silent_from(best, wait.since, scene):.0f} s")
     mark = (best.cause, culprits) if top == 3 else ()
     return Picture(level, best.cause, best.domain, culprits, wait, says, best.at, tuple(evidence), best.missing_evidence, best.confidence, mark, best)
+
+
+def _symptom(wait: Wait, scene: Scene) -> tuple[str, ...]:
+    """What is said where the device of the waiters has not got to the operation: it is only the next one behind something that nobody records."""
+    if not wait.stalled:
+        return ()
+    who, has = words.ranks_text(wait.stalled), "its device has" if len(wait.stalled) == 1 else "their devices have"
+    graph = any(scene.ranks[rank].cudagraph for rank in wait.stalled if rank in scene.ranks)
+    earlier = "a replay of a CUDA graph, whose collectives no recorder shows" if graph else "a kernel, or a CUDA graph, whose collectives no recorder shows"
+    call = f"{wait.entry.op} #{wait.seq}" if wait.entry is not None else f"#{wait.seq}"
+    return (f"{who} {words.verb(wait.stalled, 'has', 'have')} enqueued {call}, and {has} not started it: it is behind earlier work there ({earlier})",)
 
 
 _NUMBERS_AGE_S = 2.5  # NCCL's numbers are asked for once a second
@@ -67,6 +80,17 @@ def _confirmed(finding: Finding, wait: Wait, scene: Scene) -> Finding:
     beats = [beat for rank in wait.waiters if (beat := scene.ranks[rank].heartbeat_at) is not None]
     sure = scene.now - ended_at > _NUMBERS_AGE_S or ("nccl" not in wait.backend and any(beat > ended_at for beat in beats))
     return finding if sure else replace(finding, ready=False)
+
+
+def _in_an_end(found: dict[int, Finding], scene: Scene) -> dict[int, Finding]:
+    """A rank that ended well beside one that lives and has not come either: they may all have been told to end, and the second saves first.
+
+    Nobody in the collective can tell, its handler cannot run there. The living one's own limit bounds how long that is believed.
+    """
+    if all(finding.limit == "at_once" for finding in found.values()):
+        return found
+    well = {rank for rank in found if (process := scene.ranks[rank].process) is not None and process.exit_code == 0 and found[rank].cause == "exited"}
+    return {rank: replace(finding, ready=False) if rank in well else finding for rank, finding in found.items()}
 
 
 def _at_start(finding: Finding, raised: Crash | None, rank: RankState, scene: Scene) -> Finding:

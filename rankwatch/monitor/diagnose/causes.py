@@ -140,10 +140,11 @@ def _compiling(rank: RankState, since: float, watch: Watch | None, state: State,
     if rank.compile_witness or (seen is not None and seen.kind == "compiling"):
         how = "torch's own wait counters say that a compile is active" if rank.compile_witness else f"its stack is in {seen.frame.short if seen else ''}"
         if rank.probes.get("compile", {}).get("status") == "armed":  # it reports, and nothing is under way: these witnesses are a little old
-            frame = str((rank.compile_totals.get("last") or {}).get("frame") or "")
+            last = rank.compile_totals.get("last") or {}
+            frame = str(last.get("frame") or "")
             return Finding(
                 rank.rank, "compiling", "user_code", f"it has just compiled {frame or 'a frame'}", _at_of_frame(frame), "compile", moved,
-                (how, *children(stack)), (), "likely",
+                (how, *children(stack)), (), "likely", advice=_compile_advice(str(last.get("recompile_reason") or "")),
             )  # fmt: skip
         at = frames.where(stack.main) if stack else ""
         return Finding(
@@ -157,7 +158,7 @@ def _compile_advice(reason: str) -> tuple[str, ...]:
     """What is said of every compile, and what helps against the guard that has made it a recompile."""
     guard = guards.parse(re.sub(r"\s+# ", "  # ", reason)) if reason else None  # the user's line behind it is set off by two blanks at least
     cure = guard_cure(guard.kind, guard.source, guard.expected) if guard is not None else ""
-    return (words.NEAR_TIMEOUT, f"It recompiles because of the guard `{guard.text}`: {cure}.") if guard is not None and cure else ()
+    return (words.NEAR_TIMEOUT, f"{words.RECOMPILES} the guard `{guard.text}`: {cure}.") if guard is not None and cure else ()
 
 
 def _gil(rank: RankState, since: float, state: State, now: float, limits: Limits) -> Finding | None:

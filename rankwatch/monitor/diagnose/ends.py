@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 
 from rankwatch.model import Crash, Domain, Frame, JobSnapshot, RankState
-from rankwatch.monitor.diagnose import frames
+from rankwatch.monitor.diagnose import frames, gpu_oom
 from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.state import State
 from rankwatch.monitor.diagnose.views import wall_to_mono
@@ -178,11 +178,13 @@ def dead(rank: RankState, state: State) -> Finding:
         return _failed_to_join(rank, raised, state, place(raised) or at, f"exit code {code}")
     if crash is not None and name not in ("SIGKILL",) and crash.type != FATAL:
         text = said(crash)
-        return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", at, "at_once", evidence=(f"exit code {code}", text))
+        seen, steps = gpu_oom.found(rank, crash)
+        lines = (f"exit code {code}", text, *seen)
+        return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", at, "at_once", evidence=lines, advice=steps)
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"):
         domain: Domain = "node" if name == "SIGBUS" else "unknown"
         how = "its Python stack is in its log" if crash is not None else "no Python exception"
-        lines: tuple[str, ...] = (f"exit code {code} ({name}), {how}", *_before(printed))
+        lines = (f"exit code {code} ({name}), {how}", *_before(printed))
         advice = _NATIVE_ADVICE if crash is not None else (*_UNSEEN_ADVICE, *_NATIVE_ADVICE)
         return Finding(rank.rank, "crashed", domain, f"it died of {name}", at, "at_once", evidence=lines, advice=advice)
     if name == "SIGKILL" and process is not None:
@@ -232,8 +234,9 @@ def raising(rank: RankState) -> Finding:
     """Of a rank that an exception ends, while its process still lives: what Python and torch do at an end may take long, or hang."""
     crash = rank.crash or _UNSAID
     text = said(crash)
-    lines = (text, "its process has not ended yet")
-    return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", place(crash), "at_once", evidence=lines)
+    seen, steps = gpu_oom.found(rank, crash)
+    lines = (text, *seen, "its process has not ended yet")
+    return Finding(rank.rank, "crashed", crash_domain(crash.type, crash.message), f"it raised {text}", place(crash), "at_once", evidence=lines, advice=steps)
 
 
 def _failed_to_join(rank: RankState, raised: Crash, state: State, at: str, code: str) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import Confidence
-from rankwatch.monitor.diagnose import causes, ends, frames, joins, mismatch, rhythm, words
+from rankwatch.monitor.diagnose import causes, devices, ends, frames, joins, mismatch, rhythm, words
 from rankwatch.monitor.diagnose.absent import level_of
 from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.graph import Hang
@@ -170,22 +170,21 @@ def all_in(wait: Wait, scene: Scene) -> Picture:
         unread = (f"operations of {words.ranks_text(wait.unread)}: gloo's numbers count point-to-point calls, its recorder does not show them",)
         return Picture(None, "unknown", "unknown", (), wait, text, missing_evidence=unread, confidence="partial")
     limit = scene.limits.stuck_after_s(wait.timeout_s, first=True)
+    known = devices.look(wait, members, scene)
     says = f"all ranks are in {words.place(wait)} and it does not complete for {waited:.0f} s"
-    evidence = [f"all {len(wait.ranks)} ranks have entered #{wait.seq} with equal operations: no divergence of the code"]
-    missing = [f"operations of {words.ranks_text(wait.unread)}"] if wait.unread else []
-    if wait.behind:
-        says += f"; {words.ranks_text(wait.behind)}: {wait.behind_why}"
-        evidence.append(f"{words.ranks_text(wait.behind)}: {wait.behind_why}")
-    elif wait.backend == "nccl":
-        missing.append("which device has started it (TORCH_NCCL_ENABLE_TIMING is off)")
+    says += f"; {known.says}" if known.culprits or wait.backend == "nccl" else ""
+    entered = f"all {len(wait.ranks)} ranks have entered #{wait.seq} with equal operations: no divergence of the code"
+    not_read = (f"operations of {words.ranks_text(wait.unread)}",) if wait.unread else ()
+    named = Finding(known.culprits[0], "all_entered", known.domain, confidence=known.confidence, advice=known.advice) if known.culprits else None
     return Picture(
         "stuck" if waited - max((scene.lag(rank) for rank in members), default=0.0) >= limit else None,
         "all_entered",
-        "network",
-        wait.behind,
+        known.domain,
+        known.culprits,
         wait,
         says,
-        evidence=tuple(evidence),
-        missing_evidence=tuple(missing),
-        confidence="likely",
+        evidence=(entered, *known.evidence),
+        missing_evidence=(*not_read, *known.missing),
+        confidence=known.confidence,
+        finding=named,
     )

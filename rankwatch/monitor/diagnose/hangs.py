@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.model import Cause, Verdict
-from rankwatch.monitor.diagnose import timeouts, words
+from rankwatch.monitor.diagnose import captured, timeouts, words
 from rankwatch.monitor.diagnose.absent import absent
 from rankwatch.monitor.diagnose.entered import all_in, deadlock, mismatched
 from rankwatch.monitor.diagnose.graph import Hang
@@ -94,7 +94,8 @@ def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Tr
     if len(scene.ranks) < scene.snapshot.world_size or wait.unknown:
         confidence = "partial"
     evidence = picture.evidence
-    if lost := sum(scene.ranks[rank].lost_collectives > 0 for rank in wait.waiters if rank in scene.ranks):
+    at = wait.view.at_frontier() if wait.view is not None else {}  # where the operation itself is known, what was dropped before it changes nothing
+    if lost := sum(scene.ranks[rank].lost_collectives > 0 for rank in wait.waiters if rank in scene.ranks and rank not in at):
         confidence = "partial" if confidence == "likely" and picture.cause not in _ABSENCES else confidence
         evidence = (*evidence, f"the recorder of {lost} rank{'' if lost == 1 else 's'} has dropped old entries")
     chain = len(hang.waits) - 1
@@ -108,7 +109,10 @@ def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Tr
         summary=summary, unknown_ranks=words.unknown(scene.ranks, scene.snapshot), at=picture.at, places=picture.places,
         group=words.waited_on(wait), timeout_s=timeout,
         timeout_left_s=left, confidence=confidence, evidence=evidence,
-        advice=(*timeouts.advice(ends, level, scene.age(ends.since)), *words.advice(picture.cause, picture.finding, picture.places)),
+        advice=(
+            *timeouts.advice(ends, level, scene.age(ends.since)), *words.advice(picture.cause, picture.finding, picture.places),
+            *captured.advice(wait, scene.ranks),
+        ),
         missing_evidence=(*picture.missing_evidence, unknown) if unknown else picture.missing_evidence,
     )  # fmt: skip
     return Ruling(verdict, picture.culprits, wait.since, last, picture.mark)

@@ -1,6 +1,7 @@
 """A job that moves no more, with nothing open in any recorder: point-to-point waits, collectives in CUDA graphs, recorders that are off.
 
-No watchdog sees this and no timeout will come. What is said is careful: slow, confidence partial, never a page.
+No watchdog sees this and no timeout will come. What is said is careful: slow, confidence partial, never a page; replays.py has the exception, a rank
+that is seen to have stopped replaying its CUDA graph.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 from statistics import median
 
 from rankwatch.model import RankState, Verdict, Want
-from rankwatch.monitor.diagnose import frames, inside, stores, words
+from rankwatch.monitor.diagnose import captured, frames, inside, replays, stores, words
 from rankwatch.monitor.diagnose.progress import progresses, silent_since
 from rankwatch.monitor.diagnose.scene import Scene
+from rankwatch.monitor.diagnose.waits import Wait
 from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rankwatch.monitor.diagnose.wants import Asked
 
@@ -37,14 +39,25 @@ def mark(ranks: Mapping[int, RankState]) -> tuple[object, ...]:
 
 
 def look_after_s(ranks: Mapping[int, RankState], limits: Limits) -> float:
-    """How long a silence may be before evidence of it is gathered: sooner where it may well be a wait for a message."""
+    """How long a silence may be before evidence of it is gathered: sooner where it may well be a wait for a message, or in a CUDA graph."""
+    if _replays(ranks, limits):
+        return limits.stack_s
     return limits.idle_min_s * (_MESSAGES_LOOK_RATIO if any(rank.mixed for rank in ranks.values()) else 1.0)
+
+
+def to_watch(ranks: Mapping[int, RankState], limits: Limits) -> tuple[list[int], float]:
+    """(ranks whose CPU and bytes are followed in a silence, seconds over which they are compared)."""
+    return (sorted(ranks), replays.LOOK_S) if _replays(ranks, limits) else (sorted(ranks)[: limits.max_stacks], limits.look_s)
+
+
+def _replays(ranks: Mapping[int, RankState], limits: Limits) -> bool:
+    return any(map(captured.used, ranks.values())) and _stepping(ranks, limits)
 
 
 def due(scene: Scene, since: float) -> bool:
     """Whether it is time to look at the ranks' stacks."""
     ranks = scene.ranks
-    if len(ranks) < 2 or any(rank.stage != "joined" or rank.compiling for rank in ranks.values()):
+    if len(ranks) < 2 or any(rank.stage != "joined" or rank.compiling or rank.compile_witness for rank in ranks.values()):
         return False
     return scene.age(since) >= max(look_after_s(ranks, scene.limits), _many_steps_s(scene))
 
@@ -64,7 +77,11 @@ def _many_steps_s(scene: Scene) -> float:
 
 def _steps(scene: Scene) -> bool:
     """Whether every rank's steps are seen; else only a rank found in a point-to-point call says anything."""
-    return all(rank.steps >= scene.limits.idle_steps and rank.last_step_at is not None for rank in scene.ranks.values())
+    return _stepping(scene.ranks, scene.limits)
+
+
+def _stepping(ranks: Mapping[int, RankState], limits: Limits) -> bool:
+    return all(rank.steps >= limits.idle_steps and rank.last_step_at is not None for rank in ranks.values())
 
 
 def _unrecorded(scene: Scene) -> bool:
@@ -88,8 +105,20 @@ def _calls(scene: Scene, standing: list[int], since: float) -> dict[int, str]:
     return {rank: name or frames.innermost(stack.main) for rank, name in calls.items() if (stack := scene.ranks[rank].stack)}
 
 
-def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[Want]]:
-    """Called when `due`. Asks for stacks first; two equal samples of a rank show that it stands."""
+def look(scene: Scene, since: float, asked: Asked, open_waits: Sequence[Wait] = ()) -> tuple[list[Verdict], list[Want]]:
+    """Called when `due`. Asks for stacks first; two equal samples of a rank show that it stands. open_waits: see replays.look."""
+    ranks, limits = scene.ranks, scene.limits
+    early: list[Want] = []
+    if _replays(ranks, limits):
+        told, early = replays.look(scene, since, asked, open_waits)
+        if told or open_waits or scene.age(since) < limits.idle_min_s * (_MESSAGES_LOOK_RATIO if any(rank.mixed for rank in ranks.values()) else 1.0):
+            return told, early
+    verdicts, wanted = _careful(scene, since, asked)
+    return verdicts, [*early, *wanted]
+
+
+def _careful(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[Want]]:
+    """The same of a silence in which nobody can be named for sure."""
     ranks, limits = scene.ranks, scene.limits
     sample = sorted(ranks)[: limits.max_stacks]
     steps = _steps(scene)
@@ -99,7 +128,7 @@ def look(scene: Scene, since: float, asked: Asked) -> tuple[list[Verdict], list[
         every = max(every, (still or scene.age(since)) / 4)
     chosen = asked.due("stacks", sample, every, limits.max_stacks)
     wanted = [Want("stacks", chosen, "no step and nothing open")] if chosen else []
-    graphs = any(rank.cudagraph for rank in ranks.values())  # a waiter of a graph spins, so CPU says nothing there
+    graphs = any(map(captured.used, ranks.values()))  # a waiter of a graph spins, so CPU says nothing there
     standing = []
     for number in sample:
         rank = ranks[number]

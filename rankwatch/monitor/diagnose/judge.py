@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rankwatch.model import JobSnapshot, RankState, Verdict, Want
 from rankwatch.monitor.diagnose import (
+    captured,
     causes,
     clocks,
     deaths,
@@ -26,6 +27,7 @@ from rankwatch.monitor.diagnose import (
     victims,
     waits,
     wants,
+    watchdog,
 )
 from rankwatch.monitor.diagnose import frames as stack_frames
 from rankwatch.monitor.diagnose.graph import Hang
@@ -107,17 +109,24 @@ def _running(
     verdicts += [replace(verdict, key=f"a{snapshot.attempt}-straggler-{verdict.culprit_ranks[0]}") for verdict in stragglers]
     verdicts += pairing.told(diverged, snapshot.attempt)
     moves = idle.mark(ranks)
-    since = state.idle_since if state.idle_since is not None and state.idle_mark == moves and not found else now
-    if not found and idle.due(scene, since):
-        silent, more = idle.look(scene, since, asked)
+    behind = [wait for wait in found if captured.symptom(wait, ranks)]
+    since = state.idle_since if state.idle_since is not None and state.idle_mark == moves and len(behind) == len(found) else now
+    if len(behind) == len(found) and idle.due(scene, since):
+        silent, more = idle.look(scene, since, asked, behind)
+        if behind and any(verdict.culprit_ranks for verdict in silent):
+            verdicts = [verdict for verdict in verdicts if verdict.cause != "all_entered"]
         verdicts += [replace(verdict, key=f"a{snapshot.attempt}-idle") for verdict in silent]
         wanted += more
     state = replace(
         state, leads=leads, paired=paired, diverged=diverged, lateness=late, asked=asked.times, idle_since=since, idle_mark=moves, ledger=costs,
+        moved_at=state.moved_at if state.idle_mark == moves else now,
         troubles=tuple(replace(trouble, native_asked=True) if trouble.key in native else trouble for trouble in state.troubles),
     )  # fmt: skip
     verdicts += unhealed.of(state.last, verdicts, ranks)
     state, verdicts = _post_mortem(state, verdicts, found, scene)
+    if state.frozen_at == now:
+        ranks_told = tuple(sorted({rank for verdict in state.frozen for rank in (*verdict.culprit_ranks, *verdict.waiting_ranks)}))[: limits.max_stacks]
+        wanted += [Want("stacks", ranks_told, "the watchdog has fired"), Want("recorder", ranks_told, "the watchdog has fired")] if ranks_told else []
     if state.failure is not None:
         verdicts = [state.failure, *(verdict for verdict in verdicts if verdict.key != state.failure.key)]
     return replace(state, last=tuple(verdicts)), tuple(verdicts), tuple(wanted)
@@ -199,9 +208,11 @@ def _watches(
     for rank in in_cycles:  # spinning or idle is all that is asked of a cycle
         old = due.get(rank)
         due[rank] = (old[0] if old else min((wait.since for wait in found if rank in wait.waiters), default=0.0), 2.0)
-    if state.idle_since is not None and now - state.idle_since > min(limits.idle_min_s / 2, idle.look_after_s(ranks, limits)) and not found:
-        for rank in sorted(ranks)[: limits.max_stacks]:
-            due.setdefault(rank, (0.0, limits.look_s))
+    quiet = all(captured.symptom(wait, ranks) for wait in found)
+    if quiet and state.idle_since is not None and now - state.idle_since > min(limits.idle_min_s / 2, idle.look_after_s(ranks, limits)):
+        watched, look = idle.to_watch(ranks, limits)
+        for rank in watched:
+            due.setdefault(rank, (0.0, look))
     watches = {}
     for rank, (since, look) in due.items():
         old_watch = state.watches.get(rank)
@@ -280,8 +291,9 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
     now, limits = scene.now, scene.limits
     if state.frozen_at is not None:
         quiet = not any(age(state.pauses, wait.since, now) >= wait.notice_s for wait in found)
-        if now - state.frozen_at < limits.post_mortem_s or not quiet or any(death.code for death in state.deaths.values()):
-            return state, list(state.frozen)
+        held = not quiet or watchdog.holds(state.frozen, state, scene)
+        if now - state.frozen_at < limits.post_mortem_s or held or any(death.code for death in state.deaths.values()):
+            return state, watchdog.told(state.frozen, state, scene)
         state = replace(state, frozen=(), frozen_at=None, troubles=())
         return state, verdicts
     last = {verdict.key: verdict for verdict in state.last}
@@ -290,7 +302,7 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
     fired = [
         trouble for trouble in state.troubles
         if trouble.verdict is not None and trouble.key in told
-        and (_has_ended(trouble, now) or _followed(last.get(trouble.key), followers))
+        and (_has_ended(trouble, now) or watchdog.fired(trouble, scene.ranks) or _followed(last.get(trouble.key), followers))
     ]  # fmt: skip
     if not fired:
         return state, verdicts
@@ -299,7 +311,8 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
     frozen = [verdict for verdict in before if not verdict.culprit_ranks or not followers.issuperset(verdict.culprit_ranks)]
     keys = {verdict.key for verdict in verdicts}
     frozen += [last.get(trouble.key, trouble.verdict) for trouble in fired if trouble.verdict is not None and trouble.key not in keys]
-    return replace(state, frozen=tuple(frozen), frozen_at=now), frozen
+    state = replace(state, frozen=tuple(frozen), frozen_at=now)
+    return state, watchdog.told(frozen, state, scene)
 
 
 def _has_ended(trouble: Trouble, now: float) -> bool:

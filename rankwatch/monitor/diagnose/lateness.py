@@ -50,6 +50,7 @@ class Claim:
     hint: bool = True
     lacks: tuple[str, ...] = ()
     sure: bool = False  # one clock, or durations
+    arrives_last: bool = False  # arrival times are sure of it, on clocks that nothing else confirms: no ground to name it, but one not to name who waits for it
     near: bool = False  # all but proved: time to look at its stack
 
 
@@ -101,7 +102,7 @@ def _observe(late: Lateness, view: View, scene: Scene, entries: readings.Entries
     compiling = any(scene.ranks[rank].compiling for rank in view.members)
     if compiling or pause >= late.looks.start:
         late = replace(late, looks=found_waiting.restart(late.looks, view, scene.now))
-    looks, ended = found_waiting.add(late.looks, view, scene.now, scene.limits)
+    looks, ended = found_waiting.add(late.looks, view, scene.now, scene.limits, _suspect(late) if found_waiting.ends(late.looks, scene.now, scene.limits) else None)
     if view.mixed:  # who is found waiting there depends on whose entries were read last
         looks, ended = Looks(scene.now, first_seq=late.looks.first_seq), False
     late = replace(late, looks=looks)
@@ -115,6 +116,11 @@ def _observe(late: Lateness, view: View, scene: Scene, entries: readings.Entries
     if late.told is not None and _exact(late) and (len(late.readings), late.readings[-1:]) != before:
         late = replace(late, misses=0 if _still(late, scene.limits.straggler_close_ratio) else late.misses + 1)
     return late
+
+
+def _suspect(late: Lateness) -> int | None:
+    standing = arrivals.standing(late.readings)
+    return standing.rank if standing is not None and standing.sure else None
 
 
 def _exact(late: Lateness) -> bool:
@@ -136,13 +142,21 @@ def _claim(late: Lateness, view: View, scene: Scene) -> Claim | None:
     by_looks = found_waiting.named(late.looks)
     if _exact(late):
         return _measured(by_time, late, scene) if by_time is not None else None
-    if late.looks.culprit is None and late.told is None and (by_time is None or not by_time.drives):
+    if late.looks.culprit is None and late.told is None and (by_time is None or not (by_time.drives or by_time.sure)):
         return None
     if by_time is not None and by_time.late >= _RECENT_LATES:  # clocks of several nodes, or of the host beside the device: looks or what follows must agree
         claim = _measured(by_time, late, scene)
+        backed = found_waiting.backed(late.looks, view, scene.limits)
+        backed = backed if backed is not None and backed[0] == claim.rank else None
         agreed = by_looks == claim.rank or late.told == claim.rank
-        shown = agreed or by_time.drives
-        return replace(claim, opens=claim.opens and shown, hint=shown, says=(*claim.says, *(_found(late, view) if agreed else ())))
+        shown = agreed or backed is not None or by_time.drives
+        found = _found(late, view) if agreed else ()
+        if backed is not None and not found:
+            found = (f"found waiting: every rank but {claim.rank} at {backed[2]} collectives or more in {backed[3]} looks, that one at {backed[1]}",)
+        return replace(
+            claim, opens=claim.opens and shown, hint=shown, near=claim.near and (shown or late.looks.culprit is not None), arrives_last=by_time.sure and claim.hint,
+            says=(*claim.says, *found),
+        )  # fmt: skip
     return _estimated(late, view, scene, by_looks is not None and not late.readings)
 
 
@@ -190,7 +204,8 @@ def _excused(key: Key, claims: Mapping[Key, Claim], seen: Mapping[Key, View]) ->
     if claim is None:
         return False
     return any(
-        other.rank != claim.rank and other.hint and claim.rank in seen[place].members and other.late_by_s >= 0.5 * claim.late_by_s
+        other.rank != claim.rank and (other.hint or (other.arrives_last and claim.measured and not claim.sure))
+        and claim.rank in seen[place].members and other.late_by_s >= 0.5 * claim.late_by_s
         for place, other in claims.items()
         if place != key
     )

@@ -34,7 +34,7 @@ _EQUAL_SIZES = frozenset(
 )
 _EQUAL_ON_GLOO = frozenset({"all_gather", "allgather", "allgather_coalesced", "reduce_scatter"})
 # The list and the tensor form of one operation meet: what they exchange is the same.
-_FAMILY = {
+FAMILY = {
     "allgather": "all_gather",
     "_all_gather_base": "all_gather",
     "_allgather_base": "all_gather",
@@ -47,7 +47,7 @@ _FAMILY = {
 }
 # Operations that combine element by element: there the shape, beside the number of elements, has to have one meaning.
 _REDUCING = frozenset({"all_reduce", "allreduce", "allreduce_coalesced", "all_reduce_coalesced", "reduce", "_reduce_scatter_base", "reduce_scatter_tensor"})
-_DTYPE_BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8}
+DTYPE_BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def signature(entry: Collective) -> tuple[object, ...]:
 
 def size_bytes(entry: Collective) -> int:
     """Bytes that the rank brings, 0 where that is not recorded."""
-    return (elements(entry) or 0) * max((_DTYPE_BYTES.get(dtype, 4) for dtype in entry.dtypes), default=1)
+    return (elements(entry) or 0) * max((DTYPE_BYTES.get(dtype, 4) for dtype in entry.dtypes), default=1)
 
 
 def kind(entry: Collective) -> Collective:
@@ -99,7 +99,7 @@ def compare(entries: Mapping[int, Collective], strict: bool = False, shapes: boo
     """
     by_op: dict[str, list[int]] = defaultdict(list)
     for rank, entry in entries.items():
-        by_op[_FAMILY.get(entry.op, entry.op)].append(rank)
+        by_op[FAMILY.get(entry.op, entry.op)].append(rank)
     if len(by_op) > 1:
         return _split(by_op.values(), entries, "operation")
     ops = {entry.op for entry in entries.values()}

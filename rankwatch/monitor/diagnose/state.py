@@ -129,6 +129,17 @@ class Looks:
     own: int = 0
     least: int = 0
     total: int = 0
+    pool: Pool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """All windows since arrival times have shown this rank to come last, taken together: looks, and collectives at which each rank was found waiting."""
+
+    suspect: int
+    windows: int = 0
+    seen: int = 0
+    waits: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +191,7 @@ class State:
     ending_planned: bool = False
     frozen: tuple[Verdict, ...] = ()
     frozen_at: float | None = None
+    moved_at: float = 0.0  # when `idle_mark` changed last
     last: tuple[Verdict, ...] = ()
     asked: Mapping[tuple[str, int], float] = field(default_factory=dict)
     compiles: Mapping[tuple[int, str], tuple[str, float]] = field(default_factory=dict)  # (rank, compile id) -> frame, started

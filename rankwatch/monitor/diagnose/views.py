@@ -18,6 +18,8 @@ from rankwatch.model import Collective, Group, JobSnapshot, RankState
 
 _SCAN = 300  # newest entries looked at; waits are among the newest
 _SCAN_DONE = 40  # so many finished ones in a row end the scan
+_CLOCKS_S = 0.2  # how far two nodes' clocks may be apart
+_SETTLED_S = 1.0  # what a member has entered before its end is done on the others by then
 # complete on no rank before all have entered
 EXCHANGES = frozenset(
     {
@@ -141,7 +143,7 @@ def build(snapshot: JobSnapshot, ranks: dict[int, RankState]) -> dict[GroupKey, 
                 view.group = group
             view.members[state.rank] = _member(state, group, entries.get((group.name, group.generation), {}), snapshot)
     for view in views.values():
-        _find_frontier(view, ranks, snapshot.attempt)
+        _find_frontier(view, ranks, snapshot)
     return views
 
 
@@ -175,19 +177,42 @@ def _member(state: RankState, group: Group, entries: dict[int, Collective], snap
     return Member(state.rank, group, entered, done, entries[first] if first is not None else None, entries, mixed=behind is not None, unsettled=bool(behind))
 
 
-def _reopen(members: dict[int, Member], ranks: dict[int, RankState]) -> None:
+def _reopen(members: dict[int, Member], ranks: dict[int, RankState], snapshot: JobSnapshot) -> None:
     """Take back what cannot be done: an exchange that a member has not entered is open, even where a later number has completed.
 
     Later operations complete out of order where they need not everybody: a broadcast at its root, a reduce at the others. A member that has
-    ended says nothing: its numbers are those of its last beat, and it may have entered more.
+    ended may have entered more than its last beat tells: what it has left open is found out by `_left_open`.
     """
     lowest = min((member.entered for rank, member in members.items() if alive(ranks[rank])), default=0)
+    ends = {rank: at for rank in members if (at := _ended_at(ranks[rank])) is not None}
+    first = min((members[rank].entered for rank in ends), default=lowest)
     for member in members.values():
-        for seq in range(lowest + 1, min(member.done, lowest + _SCAN) + 1):
+        for seq in range(min(lowest, first) + 1, min(member.done, lowest + _SCAN) + 1):
             entry = member.entries.get(seq)
-            if entry is not None and not entry.done and entry.op in EXCHANGES:
+            if entry is None or entry.done or entry.op not in EXCHANGES:
+                continue
+            gone = (at for rank, at in ends.items() if members[rank].entered < seq < member.done)
+            if seq > lowest or any(_left_open(entry, member, at, ranks[member.rank], snapshot) for at in gone):
                 member.done, member.open = seq - 1, entry
                 break
+
+
+def _ended_at(rank: RankState) -> float | None:
+    return rank.process.exited_at if rank.process is not None and not alive(rank) else None
+
+
+def _left_open(entry: Collective, member: Member, ended_at: float, waiter: RankState, snapshot: JobSnapshot) -> bool:
+    """Whether an exchange that its entry shows open, and a later number has overtaken, is so for want of a member that ended at ended_at.
+
+    It is if it was called after that end; else if the entry was read so long after it that it would be done by now, and others like it are
+    marked as done: those of a handle that is dropped never are.
+    """
+    offset_s = next((node.clock_offset_s for node in snapshot.nodes if node.node == waiter.node), 0.0)
+    if entry.created_wall_at and wall_to_mono(snapshot, entry.created_wall_at, offset_s) > ended_at + _CLOCKS_S:
+        return True
+    if waiter.collectives_at is None or waiter.collectives_at < ended_at + _SETTLED_S:
+        return False
+    return any(each.done and (each.op, each.input_sizes, each.dtypes) == (entry.op, entry.input_sizes, entry.dtypes) for each in member.entries.values())
 
 
 def _still_to_come(view: View, current: dict[int, Member], others: list[int], ranks: dict[int, RankState], attempt: int) -> set[int]:
@@ -202,7 +227,7 @@ def _still_to_come(view: View, current: dict[int, Member], others: list[int], ra
     return {rank for rank in others if rank in ranks and on_its_way(ranks[rank]) and (early or ranks[rank].stage == "joining")}
 
 
-def _find_frontier(view: View, ranks: dict[int, RankState], attempt: int) -> None:
+def _find_frontier(view: View, ranks: dict[int, RankState], snapshot: JobSnapshot) -> None:
     newest = view.group.generation
     started = [member.group.created_wall_at for member in view.members.values() if member.group.generation == newest and member.group.created_wall_at]
     for member in view.members.values():
@@ -212,18 +237,18 @@ def _find_frontier(view: View, ranks: dict[int, RankState], attempt: int) -> Non
     current = {rank: member for rank, member in view.members.items() if not member.stale}
     unsettled = {rank: member for rank, member in current.items() if member.unsettled}
     settled = {rank: member for rank, member in current.items() if not member.unsettled}
-    _reopen(settled, ranks)
+    _reopen(settled, ranks, snapshot)
     others = [rank for rank in view.group.ranks if rank not in current]
-    coming = _still_to_come(view, current, others, ranks, attempt)
+    coming = _still_to_come(view, current, others, ranks, snapshot.attempt)
     view.absent = tuple(rank for rank in others if rank in coming or (rank in ranks and knows_collectives(ranks[rank])))
     view.unknown = tuple(rank for rank in others if rank not in coming and (rank not in ranks or not knows_collectives(ranks[rank])))
     view.unsettled = tuple(rank for rank in unsettled if alive(ranks[rank]))
     if not settled:
         return
-    frontier = min(member.done for member in settled.values()) + 1
     view.waiters = tuple(sorted(rank for rank, member in settled.items() if member.waiting and alive(ranks[rank])))
     if not view.waiters:
         return
+    frontier = min(member.done for rank, member in settled.items() if alive(ranks[rank])) + 1  # the last beat of one that has ended may be behind
     if view.absent:
         # who has left counts as having done everything before the others' first open entry
         frontier = max(frontier, min(settled[rank].done for rank in view.waiters) + 1)

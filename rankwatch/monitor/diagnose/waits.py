@@ -42,6 +42,7 @@ class Wait:
     mismatch: Mismatch | None = None
     behind: tuple[int, ...] = ()  # all entered: ranks that have not done it while others have, or whose device has not started it
     behind_why: str = ""
+    stalled: tuple[int, ...] = ()  # waiters whose own device has not started it either: they sit in earlier work
     unread: tuple[int, ...] = ()
     view: View | None = None
     notice_s: float = 0.0
@@ -122,6 +123,8 @@ def collective_waits(
         )  # fmt: skip
         told.mismatch = compare(at) if len(at) > 1 else None
         told.unread = tuple(rank for rank, member in view.members.items() if (member.entered >= view.frontier or rank in view.unsettled) and rank not in at)
+        if told.missing:
+            told.stalled = tuple(rank for rank in sorted(aged) if (held := view.members[rank].open) is not None and held.started is False)
         if not told.missing and not told.mismatch:
             _all_in(told, view, at, limits)
             key = ("all in", *told.key)

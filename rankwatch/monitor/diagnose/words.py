@@ -78,6 +78,12 @@ MAX_PLACES = 8
 _MOVES = "Nothing is broken while it moves. "
 NEAR_TIMEOUT = f"{_MOVES}Near the timeout: raise init_process_group(timeout=...) or warm the compile cache on all ranks before training."
 STOPPED, FROZEN = "The process was stopped by a signal.", "Its cgroup is frozen."
+RECOMPILES = "It recompiles because of"
+_AFTERWARDS = (
+    (f"{_MOVES}Near the timeout:", "It was no error. Should such a compile come near the timeout:"),
+    (_MOVES, ""),
+    (RECOMPILES, "It was compiled anew because of"),
+)
 _WHILE_OPEN = (STOPPED, FROZEN, "Continue or detach the debugger")
 
 
@@ -143,7 +149,11 @@ _ADVICE: dict[Cause, tuple[str, ...]] = {
 
 def afterwards(advice: Iterable[str]) -> tuple[str, ...]:
     """Next steps once it is over: without what was to be done, or to be waited for, while it lasted."""
-    return tuple(line.removeprefix(_MOVES) if line.startswith(_MOVES) else line for line in advice if not line.startswith(_WHILE_OPEN))
+    return tuple(_past(line) for line in advice if not line.startswith(_WHILE_OPEN))
+
+
+def _past(line: str) -> str:
+    return next((past + line[len(present) :] for present, past in _AFTERWARDS if line.startswith(present)), line)
 
 
 def advice(cause: Cause, finding: Finding | None = None, at: Sequence[tuple[int, str]] = ()) -> tuple[str, ...]:
@@ -160,6 +170,4 @@ def advice(cause: Cause, finding: Finding | None = None, at: Sequence[tuple[int,
         )
     if finding is not None and finding.at and cause in ("not_entered", "data_loading", "gil_held", "crashed", "exited"):
         return (f"Start at {finding.at} on rank {finding.rank}.", *lines)
-    if finding is not None and cause == "crashed" and "CUDA out of memory" in finding.says:
-        return (*lines, "Out of device memory on one rank only: its batch is larger; bound it, or set PYTORCH_ALLOC_CONF=expandable_segments:True.")
     return lines
