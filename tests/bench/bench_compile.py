@@ -4,10 +4,11 @@ Runs the same job with the compile probe on and off (`--no-probe compile`; all e
 ratio. Every frame is one more function with a graph of its own, so that the hooks work as often as in a real job and the compiler as little
 as possible for it: the least favourable case. Two figures, which say different things:
 
-  share    time inside the hooks over the time of the compiles, both taken in one run: what a busy machine hurts least
+  share    time inside the hooks, and inside what heartbeats do for them, over the time of the compiles, all taken in one run: what a busy
+           machine hurts least
   paired   time of the compiles with the probe over that without, of pairs of runs: what includes everything, and the machine's noise
 
-Times are CPU seconds, of the thread inside the hooks and of the process over the compiles; wall seconds are printed beside them.
+Times are CPU seconds, of the thread inside hooks and heartbeats and of the process over the compiles; wall seconds are printed beside them.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ JOB = """
 import json, os, sys, time
 import torch
 import torch._dynamo.utils as utils
+import torch.distributed as dist
 torch.set_num_threads(1)
+dist.init_process_group("gloo")  # a rank as it is in a job: with the heartbeat, which writes what may wait
 frames, backend = int(os.environ["FRAMES"]), os.environ["BACKEND"]
-inside, calls = {"events": 0.0, "finished": 0.0}, [0]
+inside, calls = {"events": 0.0, "finished": 0.0, "beats": 0.0}, [0]
 
 def timed(function, name):
     def call(*args):
@@ -40,12 +43,14 @@ def timed(function, name):
             return function(*args)
         finally:
             inside[name] += time.thread_time() - started
-            calls[0] += 1
+            calls[0] += name != "beats"
     return call
 
 if os.environ["TIME_HOOKS"] == "1":  # they end in torch's own functions of these names, which are empty
     utils.record_chromium_event_internal = timed(utils.record_chromium_event_internal, "events")
     utils.log_compilation_event = timed(utils.log_compilation_event, "finished")
+    on_beat = sys.modules["rankwatch.agent.rank"]._rank.on_beat
+    on_beat[:] = [timed(look, "beats") for look in on_beat]  # where the totals of a compile are written when they may wait
 
 source = "def f{n}(x):\\n    y = x * {n} + 1.5\\n    return torch.relu(y).sum() - y.mean()\\n"
 with open(os.path.join(os.environ["FOLDER"], "many_frames.py"), "w") as file:  # a file that exists: torch wraps the code of others in a frame of its own
@@ -56,12 +61,13 @@ functions = [torch.compile(getattr(many_frames, f"f{n}"), backend=backend) for n
 x = torch.ones(8)
 for function in functions[:2]:
     function(x)  # what is imported at the first compile is not the compiler's time
-inside.update(events=0.0, finished=0.0)
+inside.update(dict.fromkeys(inside, 0.0))
 calls[0] = 0
 wall, cpu = time.perf_counter(), time.process_time()
 for function in functions[2:]:
     function(x)
 print(json.dumps({"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "calls": calls[0], **inside}), flush=True)
+dist.destroy_process_group()
 """
 
 
@@ -81,6 +87,11 @@ def run(backend: str, frames: int, probe: bool, time_hooks: bool) -> dict[str, f
         assert compiled >= frames if probe else compiled == 0, f"{compiled} frames were seen"
         found: dict[str, float] = json.loads(out)
         return found
+
+
+def inside(found: dict[str, float]) -> float:
+    """Seconds inside the hooks and the heartbeats' looks."""
+    return found["events"] + found["finished"] + found["beats"]
 
 
 def spread(values: list[float], form: str) -> str:
@@ -104,9 +115,10 @@ def compare(backend: str, frames: int, runs: int) -> None:
     print(f"  calls of the hooks a frame   {timed[0]['calls'] / frames:.0f}")
     print(f"  starts and ends, us a frame  {spread([1e6 * r['events'] / frames for r in timed], '.0f')}")
     print(f"  finished, us a frame         {spread([1e6 * r['finished'] / frames for r in timed], '.0f')}")
-    print(f"  empty functions, us a frame  {spread([1e6 * (r['events'] + r['finished']) / frames for r in empty], '.0f')}")
-    share = [100 * (a["events"] + a["finished"] - b["events"] - b["finished"]) / a["cpu"] for a, b in zip(timed, empty, strict=True)]
-    print(f"  share of the compiles        {spread(share, '.2f')} %   (bar: 1 %; without the empty functions)", flush=True)
+    print(f"  heartbeats, us a frame       {spread([1e6 * r['beats'] / frames for r in timed], '.0f')}")
+    print(f"  without probe, us a frame    {spread([1e6 * inside(r) / frames for r in empty], '.0f')}")
+    share = [100 * (inside(a) - inside(b)) / a["cpu"] for a, b in zip(timed, empty, strict=True)]
+    print(f"  share of the compiles        {spread(share, '.2f')} %   (bar: 1 %; without what is there without the probe)", flush=True)
 
 
 def main() -> None:

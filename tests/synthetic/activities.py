@@ -5,7 +5,8 @@ An Act says nothing of why the rank does it; faults and healthy look-alikes shar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 
 from rankwatch.model import CompileActivity, Frame, Stack, Thread
@@ -15,6 +16,7 @@ STDLIB = "/usr/lib/python3.11/"
 Frames = tuple[Frame, ...]
 
 
+@cache
 def frames(*lines: str) -> Frames:
     """`"train.py:31:load_batch"`, innermost first. A leading `@` puts the file into site-packages, `%` into the standard library."""
     found = []
@@ -71,6 +73,14 @@ class Act:
     frozen: bool = False
     compile: Compile | None = None
     children: tuple[Stack, ...] = ()
+    mutes: bool = field(init=False)  # the agent's thread does not run meanwhile
+    elsewhere: bool = field(init=False)  # children work or bytes move
+    cores: float = field(init=False)  # with the little that other threads use
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mutes", self.holds_gil or self.frozen)
+        object.__setattr__(self, "elsewhere", bool(self.child_cpu or self.io))
+        object.__setattr__(self, "cores", self.cpu + 0.0005)
 
     def stack(self, at: float) -> Frames:
         return self.samples[int(at * 3) % len(self.samples)]
@@ -90,18 +100,22 @@ LOAD = frames("@torch/utils/data/dataloader.py:1291:_MultiProcessingDataLoaderIt
 FORWARD = tuple(frames("@torch/nn/modules/linear.py:125:forward", f"model.py:{line}:forward") for line in (31, 38, 44))
 
 
+@cache
 def compute(outer: Frames = PLAIN, cpu: float = 1.0) -> Act:
     return Act(tuple((*sample, *outer) for sample in FORWARD), cpu=cpu)
 
 
+@cache
 def optimizer(outer: Frames = PLAIN) -> Act:
     return Act((frames("@torch/optim/adamw.py:220:step") + outer,), cpu=1.0)
 
 
+@cache
 def loading(outer: Frames = PLAIN) -> Act:
     return Act(((*LOAD, *outer),), child_cpu=0.9)
 
 
+@cache
 def python_work(outer: Frames = PLAIN) -> Act:
     return Act(tuple(frames(f"train.py:{line}:evaluate") + outer for line in (71, 72, 75)), cpu=1.0)
 
@@ -119,6 +133,7 @@ def compiling(rng: Random, *, splits: int = 0, recompile: bool = False) -> Act:
     return Act((COMPILER + PLAIN,), cpu=0.01 if in_workers else 0.95, child_cpu=1.5 if in_workers else 0.0, compile=what)
 
 
+@cache
 def garbage_collection() -> Act:
     return Act((frames("train.py:40:collect") + PLAIN,), cpu=1.0, holds_gil=True)
 
@@ -218,7 +233,8 @@ STOPPED = Act((), letter="T", frozen=True)
 # -- inside torch.distributed --------------------------------------------------------------------------------------------------
 
 
-def waiting(op: str, line: int, *, nccl: bool, backward: bool = False) -> Act:
+@cache
+def waiting(op: str, line: int, nccl: bool, backward: bool) -> Act:
     """In a collective: gloo shows torch's frames, an NCCL waiter spins somewhere in the job's own code."""
     if nccl:
         return Act((frames(f"train.py:{line}:step") + PLAIN,), cpu=1.0)

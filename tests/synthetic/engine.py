@@ -1,23 +1,32 @@
-"""The clock of a World: events in order, ranks that get on with their programs, and what that costs in CPU and bytes."""
+"""The clock of a World: events in order, ranks that get on with their programs, what that costs in CPU and bytes, and their agents' beats."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from functools import cache
+from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
 from typing import Any
 
 from activities import Act
-from parts import Comm, Entry, Rank
+from parts import Comm, Entry, Numbers, Rank
 
 WALL = 1_796_000_000.0
+BEAT_S = 0.5
+BEATING = ("joined", "left")
+
+
+@cache
+def _operations(world: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(world) if name.startswith("_op_"))
 
 
 class Engine:
     """nccl: semantics of the backend. buffer: entries that a recorder keeps. lenient: different calls pair without a hang (NCCL may do so).
 
-    offsets: what each rank's wall clock is ahead of the judge's. Times are seconds from the start of the attempt, `epoch` its monotonic start.
+    offsets: what each rank's wall clock is ahead of the judge's. start: when the first of it happens. Times are seconds from the start of the
+    attempt. An event of the heap is (when, number, call, arguments); with no arguments, `call` is a rank that wakes if the number is its token.
     """
 
     def __init__(self, size: int, program: Callable[[int], Iterator[tuple[Any, ...]]], rng: Random, **how: Any) -> None:
@@ -28,29 +37,36 @@ class Engine:
         self.buffer: int = how.get("buffer", 2000)
         self.offsets: tuple[float, ...] = how.get("offsets", (0.0,) * size)
         self.wall = WALL + how.get("wall_shift_s", 0.0)
-        self.now = 0.0
+        self.start: float = how.get("start", 0.0)
+        self.now = self.start
         self.blocked_devices: set[int] = set()  # ranks whose device does nothing any more
+        self.frozen: set[int] = set()  # ranks of which no thread runs
         self.halt = False
         self.dead = 0
-        self.ranks = [Rank(number, program(number)) for number in range(size)]
-        self.mail: dict[str, int] = {}
+        self._until = self.start
+        self.ranks = [Rank(number, program(number), rng.random() * BEAT_S, counted_at=self.start) for number in range(size)]
+        self.mail: dict[str, int] = {}  # sent and not yet taken
+        self.receivers: dict[str, Rank] = {}
         self.marks: dict[str, float] = {}
         self.reached: set[int] = set()
         self.on_exit: Callable[[Rank], None] = lambda rank: None
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Any, tuple[Any, ...] | None]] = []
         self._count = 0
         self._comms: dict[tuple[str, int, tuple[int, ...]], Comm] = {}
         self._arrived: dict[str, list[Rank]] = {}
-        self._ops: dict[str, Callable[..., bool]] = {name[4:]: getattr(self, name) for name in dir(self) if name.startswith("_op_")}
+        self._ops: dict[str, Callable[..., bool]] = {name[4:]: getattr(self, name) for name in _operations(type(self))}  # type: ignore[arg-type]
         for rank in self.ranks:
-            self._wake(rank, 0.0)
+            self._wake(rank, self.start + rng.random() * 0.02)
 
     def run_until(self, at: float) -> None:
         """Up to `at`, or to the moment at which `halt` is set: somebody has to look now."""
-        heap = self._heap
+        heap, self._until = self._heap, at
         while heap and heap[0][0] <= at:
-            self.now, _, call, arguments = heappop(heap)
-            call(*arguments)
+            self.now, number, call, arguments = heappop(heap)
+            if arguments is not None:
+                call(*arguments)
+            elif call.token == number:
+                self._advance(call)
             if self.halt:
                 self.halt = False
                 return
@@ -58,11 +74,15 @@ class Engine:
 
     def suspend(self, seconds: float) -> None:
         """The clocks go on by this much, and nobody does anything meanwhile."""
-        self._heap = [(when + seconds, count, call, arguments) for when, count, call, arguments in self._heap]
+        self._heap[:] = [(when + seconds, *event) for when, *event in self._heap]
+        heapify(self._heap)
         for rank in self.ranks:
-            self.count(rank)
+            if rank.alive:
+                self.count(rank)
             rank.counted_at += seconds
             rank.wakes_at += seconds
+            if not rank.mute:
+                rank.heard, rank.beats_from = self.beat(rank), self.now + seconds
         self.now += seconds
 
     def at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
@@ -70,40 +90,95 @@ class Engine:
         heappush(self._heap, (when, self._count, call, arguments))
 
     def _wake(self, rank: Rank, when: float) -> None:
-        rank.token += 1
+        self._count = rank.token = self._count + 1
         rank.wakes_at = when
         if when < inf:
-            self.at(when, self._advance, rank, rank.token)
+            heappush(self._heap, (when, rank.token, rank, None))
 
-    def _advance(self, rank: Rank, token: int) -> None:
-        if token != rank.token or not rank.alive or rank.held is not None:
-            return
+    def _advance(self, rank: Rank) -> None:
         rank.blocked, rank.blocked_on, rank.timer = "", None, False
-        while True:
-            operation = next(rank.program, ("exit", 0))
-            if not self._ops[operation[0]](rank, *operation[1:]):
+        heap, operations = self._heap, self._ops
+        for operation in rank.program:
+            what = operation[0]
+            if what == "work":
+                self.become(rank, operation[2])
+                when = self.now + operation[1]
+                if when <= self._until and (not heap or when < heap[0][0]):  # nothing happens meanwhile
+                    self.now = when
+                    continue
+                self._wake(rank, when)
                 return
+            if not operations[what](rank, *operation[1:]):
+                return
+        operations["exit"](rank, 0)
 
     def become(self, rank: Rank, act: Act) -> None:
         """From now on the rank does this."""
-        self.count(rank)
-        rank.act, rank.act_since = act, self.now
+        was, now = rank.act, self.now
+        elapsed = now - rank.counted_at  # as `count` does
+        if elapsed > 0.0:
+            rank.counted_at = now
+            rank.cpu_s += elapsed * was.cores
+            if was.elsewhere:
+                rank.child_cpu_s += elapsed * was.child_cpu
+                rank.io_bytes += elapsed * was.io
+        if act.mutes or was.mutes:
+            self._hush(rank, act.mutes)
+        rank.act, rank.act_since = act, now
 
     def count(self, rank: Rank) -> None:
-        """Bring CPU and bytes up to date."""
+        """Bring CPU and bytes of a living rank up to date."""
         elapsed, act = self.now - rank.counted_at, rank.act
-        if elapsed > 0 and rank.alive:
-            rank.cpu_s += elapsed * (act.cpu + 0.0005)
+        rank.counted_at = self.now
+        rank.cpu_s += elapsed * act.cores
+        if act.elsewhere:
             rank.child_cpu_s += elapsed * act.child_cpu
             rank.io_bytes += elapsed * act.io
-        rank.counted_at = self.now
 
     def _block(self, rank: Rank, why: str, act: Act, entry: Entry | None = None) -> bool:
-        rank.token += 1
+        self._count = rank.token = self._count + 1
         rank.wakes_at = inf
         rank.blocked, rank.blocked_since, rank.blocked_on = why, self.now, entry
         self.become(rank, act)
         return False
 
     def wall_of(self, rank: Rank) -> float:
-        return self.wall + self.now + self.offsets[rank.number]
+        return float(self.wall + self.now + self.offsets[rank.number])
+
+    # -- beats
+
+    def _changes(self, rank: Rank) -> None:
+        """To be called before numbers, entries or groups of a rank change."""
+        tick = int((self.now - rank.phase_s) / BEAT_S)
+        if tick != rank.tick:
+            rank.tick, rank.before = tick, self.numbers(rank)
+        rank.version += 1
+
+    def _hush(self, rank: Rank, mute: bool) -> None:
+        """Its agent's thread does not run from now on, or runs again."""
+        mute = mute or rank.stage not in BEATING
+        if mute and not rank.mute:
+            rank.heard = self.beat(rank)
+        elif rank.mute and not mute:
+            rank.beats_from = self.now
+        rank.mute = mute
+
+    def _enter(self, rank: Rank, stage: str) -> None:
+        rank.stage, rank.stage_since = stage, self.now
+        self._hush(rank, rank.act.mutes)
+
+    def beat(self, rank: Rank) -> tuple[float, Numbers] | None:
+        """When its agent has beaten last, and the numbers that it has told then."""
+        tick = int((self.now - rank.phase_s) / BEAT_S)
+        at = rank.phase_s + tick * BEAT_S
+        if rank.mute or at < rank.beats_from:
+            return rank.heard
+        return at, rank.before if tick == rank.tick else self.numbers(rank)
+
+    def numbers(self, rank: Rank) -> Numbers:
+        """As they are now; equal ones are the same objects."""
+        version, numbers = rank.copied
+        if version != rank.version:
+            numbers = (rank.entered.copy(), rank.completed.copy())
+            rank.copied = (rank.version, numbers)
+        return numbers

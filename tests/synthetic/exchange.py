@@ -13,8 +13,10 @@ from parts import Comm, Entry, Rank
 
 from rankwatch.model import Crash
 
-FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
+FROM_ROOT = ("broadcast", "scatter")
+ONE_SIDED = (*FROM_ROOT, "reduce", "gather")  # some members can be done before all have entered
 LOST_PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:30611"
+NOTHING = Act(())
 IN_TORCH = 'File "torch/distributed/distributed_c10d.py", line 3252, in all_reduce'
 
 
@@ -23,50 +25,52 @@ class Exchange(Engine):
 
     def _check(self, comm: Comm, seq: int) -> None:
         """Complete what can be completed of one operation."""
+        operation = comm.calls[seq]
         if seq >= comm.hung_from:
             return
-        entered = comm.calls[seq]
-        if not self.lenient and len({entry.call.signature for entry in entered.values()}) > 1:
+        if operation.mixed and not self.lenient:
             comm.hung_from = seq
             return
-        frozen = not comm.nccl and any(self.ranks[rank].act.frozen for rank in entered)
-        if frozen:
-            return
-        call = next(iter(entered.values())).call
-        root = comm.group.ranks[call.root % len(comm.group.ranks)]
+        call, entered = operation.call, operation.entered
         everyone = len(entered) == len(comm.members)
-        if call.op in FROM_ROOT and not self.lenient:
-            ready = [rank for rank in entered if root in entered]
-        elif call.op in TO_ROOT and not self.lenient:
-            ready = [rank for rank in entered if rank != root or everyone]
-        else:
-            ready = list(entered) if everyone else []
-        ready = [rank for rank in ready if not entered[rank].done]
-        if comm.nccl:  # one after the other on its stream; gloo has several threads
-            ready = [rank for rank in ready if self.ranks[rank].completed.get(comm.group.name, 0) >= seq - 1]
+        one_sided = call.op in ONE_SIDED and not self.lenient
+        if not (everyone or one_sided) or (self.frozen and not comm.nccl and not self.frozen.isdisjoint(entered)):
+            return
+        ready = [rank for rank, entry in entered.items() if not entry.done]
+        if one_sided:
+            root = comm.group.ranks[call.root % len(comm.group.ranks)]
+            if call.op in FROM_ROOT:
+                ready = ready if root in entered else []
+            elif not everyone:
+                ready = [rank for rank in ready if rank != root]
+        if comm.nccl and seq > 1:  # one after the other on its stream; gloo has several threads
+            name, before = comm.group.name, seq - 1
+            ready = [rank for rank in ready if self.ranks[rank].completed.get(name, 0) >= before]
         if ready:
             comm.free_at = max(comm.free_at, self.now + call.takes_s)
             self.at(comm.free_at, self._finish, comm, seq, ready)
 
-    def _finish(self, comm: Comm, seq: int, ranks: list[int]) -> None:
-        entered = comm.calls.get(seq)
-        if entered is None or seq >= comm.hung_from:
+    def _finish(self, comm: Comm, seq: int, ready: list[int]) -> None:
+        operation = comm.calls.get(seq)
+        if operation is None or seq >= comm.hung_from:
             return
-        if not comm.nccl and any(self.ranks[number].act.frozen for number in entered):
+        entered, ranks = operation.entered, self.ranks
+        if self.frozen and not comm.nccl and not self.frozen.isdisjoint(entered):
             return
-        name = comm.group.name
-        for number in ranks:
-            entry, rank = entered[number], self.ranks[number]
-            if entry.done or not rank.alive:
+        name, generation = comm.group.name, comm.group.generation
+        for number in ready:
+            entry, rank = entered[number], ranks[number]
+            if entry.done or rank.exit_code is not None:
                 continue
             entry.done, entry.shown = True, None
-            rank.version += 1
-            if name in rank.completed and comm.group.generation == rank.generations[name]:
-                rank.completed[name] = max(rank.completed[name], seq)
+            operation.left += 1
+            self._changes(rank)
+            if rank.completed.get(name, seq) < seq and generation == rank.generations[name]:
+                rank.completed[name] = seq
             self._free(rank, entry)
         if comm.nccl and seq + 1 in comm.calls:
             self._check(comm, seq + 1)
-        if len(entered) == len(comm.members) and all(entry.done for entry in entered.values()):
+        if operation.left == len(comm.members):
             del comm.calls[seq]
 
     def _free(self, rank: Rank, entry: Entry) -> None:
@@ -86,19 +90,22 @@ class Exchange(Engine):
     def stop(self, rank: Rank, act: Act = activities.STOPPED) -> None:
         """From now on its program stands still. With act.frozen its gloo threads do as well."""
         rank.held, rank.left_s = rank.act, rank.wakes_at - self.now
-        rank.token += 1
+        rank.token = 0
         samples = act.samples or rank.act.samples
+        if act.frozen:
+            self.frozen.add(rank.number)
         self.become(rank, Act(samples, cpu=act.cpu, letter=act.letter, wchan=act.wchan, frozen=act.frozen, holds_gil=act.holds_gil, compile=rank.act.compile))
 
     def resume(self, rank: Rank) -> None:
         if rank.held is None or not rank.alive:
             return
+        self.frozen.discard(rank.number)
         self.become(rank, rank.held)
         rank.held = None
         self._wake(rank, self.now + max(0.0, rank.left_s))
         for comm in rank.groups.values():
             for seq in sorted(comm.calls):
-                if rank.number in comm.calls[seq]:
+                if rank.number in comm.calls[seq].entered:
                     self._check(comm, seq)
 
     def block_device(self, rank: Rank) -> None:
@@ -122,10 +129,10 @@ class Exchange(Engine):
         if not rank.alive or rank.stage == "exiting":
             return
         rank.crash = crash
-        rank.stage, rank.stage_since = "exiting", self.now
         rank.version += 1
-        self.become(rank, Act(()))
-        rank.token += 1
+        self._enter(rank, "exiting")
+        self.become(rank, NOTHING)
+        rank.token = 0
         self.at(self.now + self.rng.uniform(0.05, 0.8), self.end, rank, code)
 
     def end(self, rank: Rank, code: int, oom_killed: bool = False) -> None:
@@ -133,10 +140,11 @@ class Exchange(Engine):
         if not rank.alive:
             return
         self.count(rank)
+        self._hush(rank, True)
         rank.exit_code, rank.exited_at, rank.oom_killed = code, self.now, oom_killed
         self.dead += 1
         rank.blocked, rank.held = "", None
-        rank.token += 1
+        rank.token = 0
         rank.version += 1
         if not self.nccl:
             for other in self.ranks:
@@ -154,7 +162,7 @@ class Exchange(Engine):
     def watch_timeouts(self) -> None:
         """Arm the watchdogs of those who wait; cheap enough for every look."""
         for rank in self.ranks:
-            if rank.blocked in ("call", "wait", "join", "group") and not rank.timer and self.now - rank.blocked_since > 1.0:
+            if rank.blocked and rank.blocked != "recv" and not rank.timer and self.now - rank.blocked_since > 1.0:
                 rank.timer = True
                 entry = rank.blocked_on
                 timeout = entry.comm.group.timeout_s if entry is not None else rank.creating[4] if rank.creating is not None else None

@@ -21,7 +21,7 @@ _LOOK_S = 8.0  # the judge needs a look at CPU and bytes, and some polls
 
 def place(rng: Random, plan: Plan, rank: int | None = None) -> tuple[int, int, int]:
     """A rank, a step and an item of it, not before the first step is over."""
-    return (rng.randrange(plan.size) if rank is None else rank, rng.randint(2, 8), rng.randint(0, len(plan.items)))
+    return (rng.randrange(plan.size) if rank is None else rank, plan.moment(rng, 2, 8), rng.randint(0, len(plan.items)))
 
 
 def due(plan: Plan, after_s: float) -> float:
@@ -76,7 +76,7 @@ def mismatch(rng: Random, plan: Plan) -> Truth:
         calls = [(2, plan.items[2])]
     index, (_, key, call) = rng.choice(calls)
     members = rng.choice(plan.family(key).parts)[1]
-    step = rng.randint(4, 9)
+    step = plan.moment(rng, 4, 9)
     kind = rng.choice(("op", "size", "dtype"))
     other = {
         "op": replace(call, op=rng.choice([op for op in ("all_reduce", "barrier", "_all_gather_base", "broadcast") if op != call.op])),
@@ -113,7 +113,7 @@ def deadlock(rng: Random, plan: Plan) -> Truth:
     calls = {key: ("call", key, Call(sizes=(256 + i,), line=55 + i)) for i, key in enumerate(keys)}
     at = len(plan.items) - 1
     plan.items[at:at] = [calls[key] for key in dict.fromkeys(keys)]
-    step = rng.randint(3, 8)
+    step = plan.moment(rng, 3, 8)
     first = at
     for i, rank in enumerate(ring):
         mine = [keys[i], keys[i - 1]]
@@ -255,7 +255,7 @@ def diverged(rng: Random, plan: Plan) -> Truth:
     for index in range(count):
         plan.items.append(("call", "0", Call("all_reduce", (1000 * (index + 1) + rng.randrange(500),), mode="async", line=50 + index)))
     plan.items += [("wait",), ("work", 0.2, activities.optimizer())]
-    rank, step = rng.randrange(size), rng.randint(3, 8)
+    rank, step = rng.randrange(size), plan.moment(rng, 3, 8)
     plan.replaces[rank, step, rng.randint(1, count)] = [MARK]
     return Truth("diverged", ("mismatch",), (rank,), tuple(range(size)) if size == 2 else (), due_s=20.0, unhealable=True)
 

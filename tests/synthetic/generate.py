@@ -6,27 +6,33 @@
             case.want(wanted, held)
 
 The same seed gives the same job whatever the poll interval, the clocks' zero or the judge's questions are.
+
+Most cases are brief: they begin in the midst of the job, a few steps before the fault, and are looked at closely only around it. The others are
+played from the start of the job, with looks as close as a launcher's, up to what the watchdogs make of it. `brief` picks one kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import faults
 import healthy
 import programs
+from begun import begin, begun_s
 from observer import Observer
 from programs import Plan
 from sight import Sight
-from truth import Truth
+from truth import Truth, imminent_s
 from world import World
 
 from rankwatch.model import JobSnapshot, Want
 
 KINDS: tuple[str, ...] = (*faults.FAULTS, *(f"healthy {name}" for name in healthy.HEALTHY))
+_FROM_START = ("init", "new_group", "healthy late_start", "healthy long_compile", "healthy restart")
 _RESTS = ("killed", "crashed", "exited_bad")  # what the first attempt of a restart ends of
 
 
@@ -52,18 +58,27 @@ def cases(seed: int, count: int, kinds: Sequence[str] = KINDS, **how: Any) -> It
 
 def make(
     kind: str, seed: str, *, size: int | None = None, nccl: bool | None = None, timeout_s: float | None = None, poll_s: float = 0.5,
-    clock_shift_s: float = 0.0, ends_s: float | None = None,
+    clock_shift_s: float = 0.0, ends_s: float | None = None, brief: bool | None = None,
 ) -> Case:  # fmt: skip
-    """The case of this kind and seed. poll_s: between two looks. clock_shift_s: added to all clocks. ends_s: when a healthy job is ended."""
+    """The case of this kind and seed. poll_s: between two looks. clock_shift_s: added to all clocks. ends_s: when a healthy job is ended.
+
+    brief: as above; None: nine of ten are.
+    """
     rng = Random(f"{kind}/{seed}")
     if kind == "restart":
         kind = "healthy restart"
-    plan = programs.draw(rng, f"{kind}/{seed}", size=size, nccl=nccl, timeout_s=timeout_s)
+    brief = rng.random() < 0.9 if brief is None else brief
+    plan = programs.draw(rng, f"{kind}/{seed}", size=size, nccl=nccl, timeout_s=timeout_s, brief=brief)
+    if plan.brief and kind not in _FROM_START and rng.random() < 0.85:
+        plan.begun = rng.randint(*rng.choice(((2, 19), (20, 400), (400, 20_000))))
     if kind.startswith("healthy "):
         name = kind.removeprefix("healthy ")
         healthy.HEALTHY[name](rng, plan)
         truth = healthy.truth(name)
-        ends = rng.uniform(35.0, 80.0) + 2.0 * plan.compile_s
+        if plan.brief:
+            ends = 1.2 * plan.compile_s + plan.start_s * (not plan.begun) + 1.5 + plan.step_s * rng.uniform(3.5, 6.0) + _added_s(plan)
+        else:
+            ends = 2.0 * plan.compile_s + rng.uniform(35.0, 80.0)
     else:
         truth = faults.FAULTS[kind](rng, plan)
         ends = 3600.0
@@ -75,21 +90,30 @@ def make(
     if truth.must == "ticket" and len(sight.nodes) > 1:
         truth = replace(truth, must="perhaps")  # late reports blur who was found waiting, and clocks of two nodes differ
     if kind == "healthy pauses":
-        starts = (rng.uniform(8.0, 15.0), rng.uniform(25.0, 35.0))
-        pauses = tuple((start, rng.uniform(3.0, 0.3 * plan.timeout_s + 5.0), rng.random() < 0.5) for start in starts)
-        sight = replace(sight, pauses=pauses)
+        starts = (rng.uniform(2.0, 4.0), rng.uniform(7.0, 10.0)) if plan.brief else (rng.uniform(8.0, 15.0), rng.uniform(25.0, 35.0))
+        longest_s = 0.3 * plan.timeout_s + 5.0
+        longest_s = min(longest_s, 25.0) if plan.brief else longest_s
+        pauses = tuple((start, rng.uniform(3.0, longest_s), rng.random() < 0.5) for start in starts)
+        sight = replace(sight, pauses=pauses, ends_at=max(sight.ends_at, 11.0 * plan.brief) + sum(length for _, length, _ in pauses) * plan.brief)
     if kind == "healthy silent_nodes" and len(sight.nodes) > 1:
-        start = rng.uniform(8.0, 15.0)
-        sight = replace(sight, silences=((rng.randrange(1, len(sight.nodes)), start, start + rng.uniform(5.0, 40.0)),))
+        start, length = (rng.uniform(1.0, 4.0), rng.uniform(5.0, 12.0)) if plan.brief else (rng.uniform(8.0, 15.0), rng.uniform(5.0, 40.0))
+        silence = (rng.randrange(1, len(sight.nodes)), start, start + length)
+        sight = replace(sight, silences=(silence,), ends_at=sight.ends_at + length * plan.brief)
     if kind == "healthy planned_end":
         sight = replace(
             sight,
-            ends_at=rng.uniform(5.0, 20.0),
+            ends_at=rng.uniform(2.0, 8.0) if plan.brief else rng.uniform(5.0, 20.0),
             ending=rng.choice(("SIGTERM to the launcher", "SIGINT to the launcher", "the rendezvous asks for new members")),
         )
     case = Case(f"{kind} seed {seed}", truth, plan, iter(()))
     case.snapshots = _play(case, rng.random(), sight, kind == "healthy restart")
     return case
+
+
+def _added_s(plan: Plan) -> float:
+    """How much longer a healthy job takes for what was put into its steps, at most; many small pieces run side by side."""
+    seconds = [float(op[1]) for ops in plan.inserts.values() for op in ops if op[0] == "work"]
+    return sum(seconds) / (1 if len(seconds) < 5 else plan.size) + max(plan.late.values(), default=0.0)
 
 
 def _sight(rng: Random, plan: Plan, kind: str, poll_s: float, clock_shift_s: float, ends: float) -> Sight:
@@ -100,7 +124,7 @@ def _sight(rng: Random, plan: Plan, kind: str, poll_s: float, clock_shift_s: flo
     return Sight(
         nodes, poll_s=poll_s, pull_s=rng.uniform(0.6, 2.2), errors_s=tuple(rng.uniform(-0.03, 0.03) if i else 0.0 for i in range(count)),
         history=rng.random() < 0.7 or not plan.nccl or kind in ("diverged", "straggler"), suspicion=rng.random() < 0.7, compile_probe=rng.random() < 0.9,
-        mono_shift_s=clock_shift_s, ends_at=ends,
+        mono_shift_s=clock_shift_s, ends_at=ends, slow_s=rng.uniform(0.8, 1.9) if plan.brief and kind.startswith("healthy") else 1.9,
     )  # fmt: skip
 
 
@@ -109,24 +133,39 @@ def _play(case: Case, salt: float, sight: Sight, restart: bool) -> Iterator[JobS
     rng = Random(f"{plan.seed}/{salt}")
     ahead = [0.0] + [rng.choice((0.0, rng.uniform(-0.5, 0.5), rng.uniform(-90.0, 90.0))) for _ in sight.nodes[1:]]
     offsets = tuple(ahead[node] for node, ranks in enumerate(sight.nodes) for _ in ranks)
+    start, close, brief = begun_s(plan), sight, plan.brief
+    sight = replace(
+        sight, ends_at=sight.ends_at + start, slow_after_s=start + 3.0 if brief and case.truth.healthy else sight.slow_after_s,
+        silences=tuple((node, start + low, start + high) for node, low, high in sight.silences),
+        pauses=tuple((start + at, length, everything) for at, length, everything in sight.pauses),
+    )  # fmt: skip
     for attempt in range(1 + restart):
         world = World(
-            plan.size, lambda rank: programs.program(plan, rank), Random(rng.random()), nccl=plan.nccl, timing=plan.nccl and rng.random() < 0.4,
-            lenient=case.truth.fault == "diverged", buffer=rng.choice((2000, 2000, 64)), offsets=offsets, wall_shift_s=sight.mono_shift_s + began,
+            plan.size, partial(programs.program, plan, place=rng.random()), Random(rng.random()), nccl=plan.nccl, timing=plan.nccl and rng.random() < 0.4,
+            lenient=case.truth.fault == "diverged", buffer=rng.choice((2000, 2000, 64)), offsets=offsets, wall_shift_s=sight.mono_shift_s + began, start=start,
         )  # fmt: skip
-        found = sight if attempt == 0 else replace(sight, ends_at=rng.uniform(20.0, 40.0), slow_after_s=1e9)
+        if plan.begun:
+            begin(world, plan, rng)
+        found = sight if attempt == 0 else replace(close, ends_at=rng.uniform(6.0, 12.0) if brief else rng.uniform(20.0, 40.0))
         observer = case.observer = Observer(world, found, Random(rng.random()), attempt, began)
-        whole = (plan.timeout_s <= 60.0 or rng.random() < 0.15) and case.truth.fault not in ("diverged", "straggler")
+        whole = (plan.timeout_s <= 60.0 and (not brief or rng.random() < 0.3)) or rng.random() < (0.02 if brief else 0.15)
+        whole = whole and case.truth.fault not in ("diverged", "straggler")
+        settled = False
+        near_s = rng.uniform(3.0, 8.0) if brief else 45.0  # looks are close for so long after the onset
         for snapshot in observer.snapshots():
             if case.began_at is None and "fault" in world.marks:
                 case.began_at = observer.mono + world.marks["fault"]
                 if case.truth.fault != "straggler":
-                    observer.sight = replace(observer.sight, slow_after_s=world.now + 45.0)
+                    observer.sight = replace(observer.sight, slow_after_s=world.now + near_s)
             yield snapshot
-            if case.began_at is not None and not whole and attempt == 0 and not restart:
-                last = case.began_at - observer.mono + max(case.truth.due_s + 25.0, 45.0)
-                observer.sight = replace(observer.sight, ends_at=max(last, world.now + 0.1))
-                whole = True
+            if case.began_at is not None and not settled and attempt == 0 and not restart:
+                settled = True
+                after_s = max(case.truth.due_s + 25.0, 45.0)
+                if brief and case.truth.must != "ticket":
+                    after_s = max(case.truth.due_s + 8.0, min(case.truth.due_s + 25.0, 6.0 + imminent_s(min(family.timeout_s for family in plan.families))))
+                if whole:
+                    after_s += max(family.timeout_s for family in plan.families) + 20.0  # the watchdogs, and what comes of that
+                observer.sight = replace(observer.sight, ends_at=max(case.began_at - observer.mono + after_s, world.now + 0.1))
         began += world.now + rng.uniform(1.0, 3.0)
         plan.inserts.clear()
         plan.replaces.clear()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import activities
-from parts import Call
+from parts import BARRIER
 from programs import Plan
 from truth import Truth, imminent_s, quiet_s
 
@@ -30,45 +30,48 @@ def long_compile(rng: Random, plan: Plan) -> None:
 def recompile(rng: Random, plan: Plan) -> None:
     """One rank compiles again, and gets on."""
     seconds = rng.uniform(0.2, 0.8) * imminent_s(_shortest(plan))
-    plan.inserts[rng.randrange(plan.size), 4, rng.randint(0, len(plan.items))] = [("work", min(seconds, 60.0), activities.compiling(rng, recompile=True))]
+    plan.inserts[rng.randrange(plan.size), plan.soon(4), rng.randint(0, len(plan.items))] = [
+        ("work", min(seconds, 60.0), activities.compiling(rng, recompile=True))
+    ]
 
 
 def checkpoints(rng: Random, plan: Plan) -> None:
     """Rank 0 saves, the others wait for it."""
     seconds = min(rng.uniform(0.2, 0.8) * min(0.5 * _shortest(plan), imminent_s(_shortest(plan))), 50.0)
-    for step in (3, 8):
+    for step in (plan.soon(3), plan.soon(8)):
         plan.inserts[0, step, 0] = [("work", seconds, activities.saving(rng))]
         plan.barriers.update((step, step + 1))
 
 
 def uploads(rng: Random, plan: Plan) -> None:
     seconds = min(rng.uniform(0.2, 0.8) * min(0.5 * _shortest(plan), imminent_s(_shortest(plan))), 50.0)
-    plan.inserts[0, 4, len(plan.items)] = [("work", seconds, activities.uploading(rng))]
+    plan.inserts[0, plan.soon(4), len(plan.items)] = [("work", seconds, activities.uploading(rng))]
 
 
 def evaluation(rng: Random, plan: Plan) -> None:
     """Rank 0 evaluates in Python while the others wait in a barrier."""
-    plan.inserts[0, 5, 0] = [("work", min(rng.uniform(0.3, 0.8) * imminent_s(_shortest(plan)), 50.0), activities.python_work())]
-    plan.barriers.add(6)
+    step = plan.soon(5)
+    plan.inserts[0, step, 0] = [("work", min(rng.uniform(0.3, 0.8) * imminent_s(_shortest(plan)), 50.0), activities.python_work())]
+    plan.barriers.add(step + 1)
 
 
 def hiccups(rng: Random, plan: Plan) -> None:
     """Now and then one rank's next batch is late."""
-    for step in (3, 6, 9):
+    for step in map(plan.soon, (3, 6, 9)):
         seconds = rng.uniform(0.2, 0.7) * quiet_s(_shortest(plan))
         plan.inserts[rng.randrange(plan.size), step, 0] = [("work", min(seconds, 20.0), replace(activities.loader_stuck(rng), cpu=0.0))]
 
 
 def collections(rng: Random, plan: Plan) -> None:
     """Long garbage collections: no other thread runs meanwhile."""
-    for step in (3, 5, 7):
+    for step in map(plan.soon, (3, 5, 7)):
         seconds = rng.uniform(0.2, 0.7) * quiet_s(_shortest(plan))
         plan.inserts[rng.randrange(plan.size), step, rng.randint(0, len(plan.items))] = [("work", min(seconds, 12.0), activities.garbage_collection())]
 
 
 def rotating(rng: Random, plan: Plan) -> None:
     """Another rank is late at each step."""
-    for step in range(80):
+    for step in range(15 if plan.brief else 80):
         plan.inserts[step % plan.size, step, len(plan.items)] = [("work", rng.uniform(0.2, 0.8) * plan.step_s, activities.compute(plan.outer))]
 
 
@@ -79,19 +82,19 @@ def late_start(rng: Random, plan: Plan) -> None:
 def churn(rng: Random, plan: Plan) -> None:
     """Groups come and go."""
     if len(plan.families) > 1 and rng.random() < 0.6:
-        plan.churn = rng.randint(3, 6)
+        plan.churn = plan.moment(rng, 3, 6)
     else:
-        plan.rejoin = rng.randint(3, 6)
+        plan.rejoin = plan.moment(rng, 3, 6)
 
 
 def staggered(rng: Random, plan: Plan) -> None:
     """The job ends, one rank long after the other."""
-    plan.steps, plan.stagger_s = rng.randint(5, 15), rng.uniform(10.0, 60.0)
+    plan.steps, plan.stagger_s = plan.moment(rng, 5, 15), rng.uniform(10.0, 60.0)
 
 
 def short_and_rude(rng: Random, plan: Plan) -> None:
     """Ranks end without destroy_process_group."""
-    plan.steps, plan.destroys = rng.randint(5, 15), False
+    plan.steps, plan.destroys = plan.moment(rng, 5, 15), False
 
 
 def skewed(rng: Random, plan: Plan) -> None:
@@ -100,7 +103,7 @@ def skewed(rng: Random, plan: Plan) -> None:
         for rank in range(plan.size):
             if rng.random() < 0.5:
                 plan.inserts[rank, step, 0] = [("work", rng.uniform(0.0, 3.0), activities.compute(plan.outer))]
-    plan.items.insert(0, ("call", "0", Call("barrier", ())))
+    plan.items.insert(0, ("call", "0", BARRIER))
 
 
 HEALTHY: dict[str, Shaper] = {

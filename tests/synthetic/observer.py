@@ -7,21 +7,29 @@ a rank's operations have not moved for a second, and every few seconds for the h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from random import Random
+from typing import Any
 
 from activities import Frames
-from parts import Entry, Rank
+from engine import BEATING
+from parts import Call, Entry, Rank
+from quick import quick
 from sight import Sight, View
 from world import World
 
 from rankwatch.model import KIND_BYTES, Calls, Collective, JobSnapshot, NodeReport, Process, RankState, Stack, Thread, Want
 
 MONO = 5_000.0
-BEAT_S = 0.5
 STATUS_S = 1.0
 HISTORY_S = 4.0
 KEEP_PER_GROUP = 64
 PING_FRESH_S = 6.0
+
+
+_STATE, _PROCESS, _COLLECTIVE, _STACK, _THREAD = quick(RankState), quick(Process), quick(Collective), quick(Stack), quick(Thread)
+_ARMED: dict[str, dict[str, Any]] = {"compile": {"status": "armed"}}
+_MAPPED = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")  # ops whose sizes are equal on all ranks
 
 
 class Observer:
@@ -30,7 +38,7 @@ class Observer:
     def __init__(self, world: World, sight: Sight, rng: Random, attempt: int = 0, began: float = 0.0) -> None:
         self.world, self.sight, self.rng, self.attempt = world, sight, rng, attempt
         self.mono = MONO + sight.mono_shift_s + began
-        self.views = [View() for _ in world.ranks]
+        self.views = [View(wants_read=sight.history and world.start > 0) for _ in world.ranks]
         self.node_of = {rank: node for node, ranks in enumerate(sight.nodes) for rank in ranks}
         self.ending = ""
         self.held = False
@@ -38,20 +46,20 @@ class Observer:
         self._bad: list[int] = []
         self._kinds: dict[int, Collective] = {}
         self._kind_numbers: dict[tuple[object, ...], int] = {}
+        self._kind_of: dict[Call, bytes] = {}
         self._stopping = False
-        self._suspected = [0.0] * len(sight.nodes)
+        self._suspected = [world.start] * len(sight.nodes)
         self._reports: list[tuple[float, tuple[RankState, ...]] | None] = [None] * len(sight.nodes)
-        self._pull_at = [rng.uniform(0.0, sight.pull_s) for _ in sight.nodes]
+        self._pull_at = [world.start + rng.uniform(0.0, sight.pull_s) for _ in sight.nodes]
         self._launcher_gone: dict[int, float] = {}
+        self._places = [(f"node{self.node_of[rank.number]}", rank.number - sight.nodes[self.node_of[rank.number]][0]) for rank in world.ranks]
         world.on_exit = self._exited
-        for rank in world.ranks:
-            world.at(rng.uniform(0.0, BEAT_S), self._beat, rank, self.views[rank.number])
 
     # -- looking
 
     def snapshots(self) -> Iterator[JobSnapshot]:
         world = self.world
-        target, before, stop_at, urged = 0.3, 0.0, 1e18, False
+        target, before, stop_at, urged = world.start + 0.3, world.start, 1e18, False
         while True:
             self._run(target)
             if self._bad and not self._stopping:
@@ -70,7 +78,7 @@ class Observer:
             before = world.now
             if final:
                 return
-            step = self.sight.poll_s if world.now < self.sight.slow_after_s else 1.9
+            step = self.sight.poll_s if world.now < self.sight.slow_after_s else self.sight.slow_s
             if self._stopping:
                 step = 0.1 if urgent else min(step, 0.25)
             target = world.now + step * self.rng.uniform(0.9, 1.05)
@@ -102,21 +110,24 @@ class Observer:
 
     def _run(self, target: float) -> None:
         """To the target or to the first bad exit on the judging node, with the reports of the other nodes on the way."""
-        world = self.world
+        world, pull_at = self.world, self._pull_at
         while world.now < target:
-            node = min(range(1, len(self.sight.nodes)), key=lambda each: self._pull_at[each], default=0)
-            until = min(target, self._pull_at[node]) if node else target
+            at, node = min((pull_at[node], node) for node in range(1, len(pull_at))) if len(pull_at) > 1 else (target, 0)
             bad = len(self._bad)
-            world.run_until(max(until, world.now))
+            world.run_until(max(min(target, at), world.now))
             world.watch_timeouts()
             if len(self._bad) > bad:
                 world.run_until(world.now + 0.01)
                 return
-            if node and world.now >= self._pull_at[node]:
-                silent = any(which == node and start <= world.now < end for which, start, end in self.sight.silences)
-                if not silent and world.now < self._launcher_gone.get(node, 1e18):
+            if node and world.now >= at:
+                if self._answers(node):
                     self._reports[node] = (world.now, self._states(node))
-                self._pull_at[node] = world.now + self.sight.pull_s * self.rng.uniform(0.8, 1.2)
+                pull_at[node] = world.now + self.sight.pull_s * self.rng.uniform(0.8, 1.2)
+
+    def _answers(self, node: int) -> bool:
+        now = self.world.now
+        silent = any(which == node and start <= now < end for which, start, end in self.sight.silences)
+        return not silent and now < self._launcher_gone.get(node, 1e18)
 
     def _over(self) -> bool:
         """Whether the judging launcher is done: its ranks have ended, and if they ended well, so have all others (torchrun's exit barrier)."""
@@ -129,8 +140,7 @@ class Observer:
     def _ask_once_more(self) -> None:
         """Before its last look the judge asks the other nodes; those whose launcher is gone do not answer."""
         for node in range(1, len(self.sight.nodes)):
-            silent = any(which == node and start <= self.world.now < end for which, start, end in self.sight.silences)
-            if not silent and self.world.now < self._launcher_gone.get(node, 1e18):
+            if self._answers(node):
                 self._reports[node] = (self.world.now, self._states(node))
 
     def _look(self, gap_s: float, final: bool, urgent: bool) -> JobSnapshot:
@@ -150,10 +160,11 @@ class Observer:
     def _states(self, node: int) -> tuple[RankState, ...]:
         world, now = self.world, self.world.now
         numbers = self.sight.nodes[node]
+        views, ranks = self.views, world.ranks
         suspicious = False
         if self.sight.suspicion:
             for number in numbers:
-                view = self.views[number]
+                view = views[number]
                 if view.enqueued != view.completed:
                     done = sum(view.completed.values())
                     if view.moved[0] != done:
@@ -163,47 +174,47 @@ class Observer:
                 self._suspected[node] = now
             else:
                 suspicious = False
-        return tuple(self._state(world.ranks[number], self.views[number], suspicious) for number in numbers)
+        return tuple([views[number].last or self._state(ranks[number], views[number], suspicious) for number in numbers])
 
     def _state(self, rank: Rank, view: View, suspicious: bool) -> RankState:
-        if view.last is not None:
-            return view.last
-        world, now = self.world, self.world.now
-        act, alive = rank.act, rank.exit_code is None
-        shift = self.mono
-        world.count(rank)
-        joined = rank.stage in ("joined", "left")
-        if alive and joined and not act.frozen:
+        world, sight, mono = self.world, self.sight, self.mono
+        now, act, alive, stage = world.now, rank.act, rank.exit_code is None, rank.stage
+        if alive:
+            world.count(rank)
+            heard = world.beat(rank)
+            if heard is not None:
+                view.beat_at = mono + heard[0]
+                if heard[0] > view.told_at and not world.nccl:
+                    view.told_at = heard[0]
+                    view.enqueued, view.completed = heard[1]
+        if alive and not act.frozen and (stage == "joined" or stage == "left"):
             if world.nccl and now - view.status_at >= STATUS_S:
                 view.status_at = now
-                self._numbers(rank, view)
-            history = self.sight.history and now - (view.read_at or 0.0) > HISTORY_S
-            if view.wants_read or suspicious or history:
+                view.enqueued, view.completed = world.numbers(rank)
+            if view.wants_read or suspicious or (sight.history and now - (view.read_at or world.start) > HISTORY_S):
                 self._read(rank, view)
-        elif rank.crash is not None and view.read_version != rank.version and rank.stage == "exiting":
+        elif rank.crash is not None and view.read_version != rank.version and stage == "exiting":
             self._read(rank, view)  # its last words
-        letter = act.letter or ("R" if act.cpu > 0.5 else "S")
-        process = Process(
-            pid=4000 + rank.number + 1000 * self.attempt, alive=alive, state=letter if alive else "",
+        process = _PROCESS(
+            pid=4000 + rank.number + 1000 * self.attempt, alive=alive, state=(act.letter or ("R" if act.cpu > 0.5 else "S")) if alive else "",
             cpu_s=rank.cpu_s, tree_cpu_s=rank.cpu_s + rank.child_cpu_s, io_bytes=int(rank.io_bytes), rss_bytes=10**9,
-            exit_code=rank.exit_code, started_at=self.mono, exited_at=shift + rank.exited_at if rank.exited_at is not None else None,
+            exit_code=rank.exit_code, started_at=mono, exited_at=None if rank.exited_at is None else mono + rank.exited_at,
             oom_killed=rank.oom_killed, wchan=act.wchan, name="python3",
         )  # fmt: skip
-        compiles = act.compile is not None and alive
-        compiling = (act.compile.activity(shift + rank.act_since, shift + now),) if compiles and act.compile is not None and self.sight.compile_probe else ()
+        compiling = (act.compile.activity(mono + rank.act_since, mono + now),) if act.compile is not None and alive and sight.compile_probe else ()
         fresh = view.read_at is not None and now - view.read_at < PING_FRESH_S
-        state = RankState(
-            rank=rank.number, local_rank=rank.number - self.sight.nodes[self.node_of[rank.number]][0], node=f"node{self.node_of[rank.number]}",
-            agent="armed" if rank.stage == "armed" else "claimed", process=process, stage=rank.stage,  # type: ignore[arg-type]
-            stage_since=shift + rank.stage_since, heartbeat_at=self.mono + view.beat_at if view.beat_at is not None else None,
+        creating = rank.creating if rank.blocked == "group" else None
+        node, local_rank = self._places[rank.number]
+        state = _STATE(
+            rank=rank.number, local_rank=local_rank, node=node, agent="armed" if stage == "armed" else "claimed", process=process, stage=stage,
+            stage_since=mono + rank.stage_since, heartbeat_at=view.beat_at,
             ping_ok=view.ping[0] if view.ping is not None and now - view.ping[1] < PING_FRESH_S else True if fresh else None,
             groups=tuple(rank.shown_groups.values()),
-            group_in_creation=rank.creating[1] if rank.creating is not None and rank.blocked == "group" else None,
-            creation_ranks=rank.creating[3] if rank.creating is not None and rank.blocked == "group" else (),
-            calls=view.calls, collectives=view.read, collectives_at=self.mono + view.read_at if view.read_at is not None else None, lost_collectives=view.lost,
+            group_in_creation=creating[1] if creating is not None else None, creation_ranks=creating[3] if creating is not None else (),
+            calls=view.calls, collectives=view.read, collectives_at=None if view.read_at is None else mono + view.read_at, lost_collectives=view.lost,
             enqueued=view.enqueued, completed=view.completed, compiling=compiling, compile_witness=view.witness if fresh else None,
-            probes={"compile": {"status": "armed"}} if self.sight.compile_probe else {}, steps=rank.steps,
-            last_step_at=shift + rank.step_at if rank.step_at is not None else None, step_s=rank.step_s, stack=view.stack, earlier_stack=view.earlier,
+            probes=_ARMED if sight.compile_probe else {}, steps=rank.steps,
+            last_step_at=None if rank.step_at is None else mono + rank.step_at, step_s=rank.step_s, stack=view.stack, earlier_stack=view.earlier,
             crash=rank.crash,
         )  # fmt: skip
         if not alive:
@@ -211,21 +222,6 @@ class Observer:
         return state
 
     # -- evidence
-
-    def _beat(self, rank: Rank, view: View) -> None:
-        if not rank.alive:
-            return
-        now = self.world.now
-        if rank.stage in ("joined", "left") and not rank.act.holds_gil and not rank.act.frozen:
-            view.beat_at = now
-            if not self.world.nccl:
-                self._numbers(rank, view)
-        self.world.at(now + BEAT_S, self._beat, rank, view)
-
-    def _numbers(self, rank: Rank, view: View) -> None:
-        if view.version != rank.version:
-            view.version = rank.version
-            view.enqueued, view.completed = dict(rank.entered), dict(rank.completed)
 
     def _read(self, rank: Rank, view: View) -> None:
         """A whole read of its recorder, as far as the buffer holds it."""
@@ -240,44 +236,49 @@ class Observer:
         if view.recorded:
             view.lost += max(0, rank.recorded - len(rank.entries) - view.recorded)
         view.recorded = rank.recorded
-        counts: dict[str, int] = {}
+        left = dict.fromkeys(rank.generations, KEEP_PER_GROUP)
+        room = sum(left.values())
         found = []
         for entry in reversed(rank.entries):
             group = entry.comm.group
-            if rank.generations.get(group.name) != group.generation:
+            if rank.generations[group.name] != group.generation or not left[group.name]:
                 continue
-            number = counts[group.name] = counts.get(group.name, 0) + 1
-            if number <= KEEP_PER_GROUP:
-                found.append(self._shown(entry))
+            left[group.name] -= 1
+            shown = entry.shown
+            found.append(self._shown(entry) if shown is None or not entry.done else shown)
+            room -= 1
+            if not room:
+                break
         found.reverse()
         view.read = tuple(found)
-        if rank.stage in ("joined", "left"):
-            self._numbers(rank, view)
+        if rank.stage in BEATING:
+            view.told_at = self.world.now
+            view.enqueued, view.completed = self.world.numbers(rank)
 
     def _learn(self, rank: Rank, view: View) -> None:
         """Add what was called since the read before to the history, as far as the buffer still holds it."""
         fresh = min(rank.recorded - view.recorded, len(rank.entries))
-        for entry in list(rank.entries)[len(rank.entries) - fresh :]:
-            group = entry.comm.group
-            generation, first, kinds = view.lines.get(group.name, (-1, 0, bytearray()))
+        for entry in reversed(list(islice(reversed(rank.entries), fresh))):
+            group, seq = entry.comm.group, entry.seq
+            generation, first, kinds = view.lines.get(group.name) or (-1, 0, bytearray())
             if generation > group.generation:
                 continue
-            if generation < group.generation or entry.seq < first:
-                generation, first, kinds = group.generation, entry.seq, bytearray()
-            at = (entry.seq - first) * KIND_BYTES
-            kinds.extend(bytes(max(0, at - len(kinds))))
-            kinds[at : at + KIND_BYTES] = self._kind(entry).to_bytes(KIND_BYTES, "little")
-            view.lines[group.name] = (generation, first, kinds)
+            if generation < group.generation or seq < first:
+                generation, first, kinds = group.generation, seq, bytearray()
+                view.lines[group.name] = (generation, first, kinds)
+            at = (seq - first) * KIND_BYTES
+            if at > len(kinds):
+                kinds.extend(bytes(at - len(kinds)))
+            kinds[at : at + KIND_BYTES] = self._kind_of.get(entry.call) or self._kind(entry.call)
         if fresh:
             view.calls = {name: Calls(generation, first, bytes(kinds), self._kinds) for name, (generation, first, kinds) in view.lines.items()}
 
-    def _kind(self, entry: Entry) -> int:
-        call = entry.call
-        equal = call.op in ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
-        kind = Collective("", 0, 0, call.op, tuple((size,) for size in call.sizes), (), (call.dtype,)) if equal else Collective("", 0, 0, call.op)
+    def _kind(self, call: Call) -> bytes:
+        kind = Collective("", 0, 0, call.op, call.shapes, (), (call.dtype,)) if call.op in _MAPPED else Collective("", 0, 0, call.op)
         number = self._kind_numbers.setdefault((kind.op, kind.input_sizes, kind.dtypes), len(self._kind_numbers) + 1)
         self._kinds[number] = kind
-        return number
+        found = self._kind_of[call] = number.to_bytes(KIND_BYTES, "little")
+        return found
 
     def _shown(self, entry: Entry) -> Collective:
         if entry.shown is None or (self.world.timing and not entry.done):
@@ -285,11 +286,9 @@ class Observer:
             started = None
             if entry.comm.nccl and (entry.done or self.world.timing):
                 started = entry.done or self.world.runs_on_device(entry)
-            sizes = tuple((size,) for size in call.sizes)
-            entry.shown = Collective(
-                group.name, group.generation, entry.seq, call.op, sizes, sizes, (call.dtype,) if sizes else (), entry.created, group.timeout_s, entry.done,
-                started,
-            )  # fmt: skip
+            entry.shown = _COLLECTIVE(
+                group.name, group.generation, entry.seq, call.op, call.shapes, call.shapes, call.dtypes, entry.created, group.timeout_s, entry.done, started
+            )
         return entry.shown
 
     def _sample(self, rank: Rank, view: View) -> None:
@@ -297,9 +296,9 @@ class Observer:
             return
         now = self.world.now
         main: Frames = rank.act.stack(now)
-        thread = Thread("MainThread", 4000 + rank.number, main, rank.act.cpu > 0.5, rank.act.holds_gil)
+        thread = _THREAD("MainThread", 4000 + rank.number, main, rank.act.cpu > 0.5, rank.act.holds_gil)
         view.earlier = view.stack
-        view.stack = Stack(4000 + rank.number + 1000 * self.attempt, self.mono + now, (thread,), subprocesses=rank.act.children)
+        view.stack = _STACK(4000 + rank.number + 1000 * self.attempt, self.mono + now, (thread,), subprocesses=rank.act.children)
 
     # -- the launchers
 

@@ -13,10 +13,15 @@ from activities import Act
 
 from rankwatch.model import Collective, Crash, Group
 
+Numbers = tuple[dict[str, int], dict[str, int]]  # entered and completed, by group name
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """mode: "sync" blocks the caller (on NCCL it is followed by a stream wait), "async" is waited for by ("wait",), "leak" never."""
+    """mode: "sync" blocks the caller (on NCCL it is followed by a stream wait), "async" is waited for by ("wait",), "leak" never.
+
+    All ranks that do the same call share one Call.
+    """
 
     op: str = "all_reduce"
     sizes: tuple[int, ...] = (1024,)
@@ -26,10 +31,18 @@ class Call:
     line: int = 50
     backward: bool = False
     takes_s: float = 0.002
+    shapes: tuple[tuple[int, ...], ...] = field(init=False)  # sizes and dtypes as a recorder shows them
+    dtypes: tuple[str, ...] = field(init=False)
 
-    @property
-    def signature(self) -> tuple[object, ...]:
-        return (self.op, self.sizes, self.dtype)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shapes", tuple((size,) for size in self.sizes))
+        object.__setattr__(self, "dtypes", (self.dtype,) if self.sizes else ())
+
+    def pairs_with(self, other: Call) -> bool:
+        return self is other or (self.op, self.sizes, self.dtype) == (other.op, other.sizes, other.dtype)
+
+
+BARRIER = Call("barrier", (), "Float")
 
 
 class Entry:
@@ -43,6 +56,18 @@ class Entry:
         self.shown: Collective | None = None
 
 
+class Operation:
+    """One number of a group: who has entered it, and whether all of these call the same."""
+
+    __slots__ = ("call", "entered", "left", "mixed")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call  # of whoever came first
+        self.entered: dict[int, Entry] = {}
+        self.left = 0  # entries that are done
+        self.mixed = False
+
+
 class Comm:
     """One generation of one group, shared by its members. hung_from: operations from this number on never complete."""
 
@@ -50,22 +75,23 @@ class Comm:
 
     def __init__(self, group: Group, nccl: bool) -> None:
         self.group, self.members, self.nccl = group, frozenset(group.ranks), nccl
-        self.calls: dict[int, dict[int, Entry]] = {}
+        self.calls: dict[int, Operation] = {}
         self.hung_from: float = inf
         self.free_at = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Rank:
     """Truth about one rank; what of it is visible, and when, is the observer's business."""
 
     number: int
     program: Iterator[tuple[Any, ...]]
+    phase_s: float  # of its agent's beats
     stage: str = "armed"
     stage_since: float = 0.0
     act: Act = activities.IMPORTING
     act_since: float = 0.0
-    token: int = 0  # of the event that wakes it; older ones are void
+    token: int = 0  # of the event that wakes it; others are void
     wakes_at: float = inf
     blocked: str = ""  # "" busy, "call", "wait", "join", "group", "recv"
     blocked_since: float = 0.0
@@ -95,6 +121,13 @@ class Rank:
     oom_killed: bool = False
     crash: Crash | None = None
     version: int = 0  # rises whenever numbers, entries or groups change
+    # -- beats of the agent's thread, worked out when somebody looks
+    mute: bool = True  # it does not beat now
+    beats_from: float = 0.0
+    tick: int = -1  # the beat after which the numbers have changed last, and what they were at that beat
+    before: Numbers = field(default_factory=lambda: ({}, {}))
+    copied: tuple[int, Numbers] = (-1, ({}, {}))  # a version, and its numbers
+    heard: tuple[float, Numbers] | None = None  # the last beat before it fell mute
 
     @property
     def alive(self) -> bool:

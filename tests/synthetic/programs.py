@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 import activities
-from activities import PLAIN, WRAPPED, Act
-from parts import Call
+from activities import PLAIN, WRAPPED, Act, Frames
+from parts import BARRIER, Call
 
 Op = tuple[Any, ...]
 Place = tuple[int, int, int]  # rank, step, index of the item
@@ -35,7 +35,11 @@ class Family:
 
 @dataclass(slots=True)
 class Plan:
-    """items of a step: ("work", share of step_s, Act), ("call", key, Call), ("wait",), ("send" | "recv", offset of the peer)."""
+    """items of a step: ("work", share of step_s, Act), ("call", key, Call), ("wait",), ("send" | "recv", offset of the peer).
+
+    brief: only what is around a fault is played, and looked at no more often than the judge needs. begun: steps that were done before anybody
+    looks, 0 from the start of the job. Steps are counted from there.
+    """
 
     size: int
     nccl: bool
@@ -56,28 +60,38 @@ class Plan:
     churn: int = 0  # every so many steps a group is made anew
     rejoin: int = 0  # every so many steps all groups are
     stagger_s: float = 2.0  # ranks end over this long
-    outer: tuple[activities.Frame, ...] = PLAIN
+    outer: Frames = PLAIN
     destroys: bool = True
+    brief: bool = False
+    begun: int = 0
+
+    def moment(self, rng: Random, low: int, high: int) -> int:
+        """A step for something to happen in."""
+        return rng.randint(1, 2) if self.brief else rng.randint(low, high)
+
+    def soon(self, step: int) -> int:
+        return max(1, step // 2) if self.brief else step
 
     def family(self, key: str) -> Family:
         return next(family for family in self.families if family.key == key)
 
 
-def draw(rng: Random, seed: str, *, size: int | None = None, nccl: bool | None = None, timeout_s: float | None = None) -> Plan:
-    """A healthy job. size: ranks, most often few."""
+def draw(rng: Random, seed: str, *, size: int | None = None, nccl: bool | None = None, timeout_s: float | None = None, brief: bool = False) -> Plan:
+    """A healthy job. size: ranks, most often few. A brief one has long timeouts less often: they are waited for."""
     if size is None:
         size = rng.choice((2, 2, 3, 4, 4, 4, 5, 6, 8, 8, 8, 12, 16, 24)) if rng.random() < 0.96 else rng.choice((32, 64))
     if nccl is None:
         nccl = rng.random() < 0.5
     if timeout_s is None:
-        timeout_s = rng.choice((12.0, 20.0, 30.0, 30.0, 45.0, 60.0, 60.0, 90.0, 120.0, 300.0, 600.0))
+        short = (12.0, 20.0, 30.0, 30.0, 45.0, 60.0, 60.0, 90.0, 120.0)
+        timeout_s = rng.choice((*short, *short, 300.0, 600.0) if brief else (*short, 300.0, 600.0))
     families = [Family("0", "default_pg", (("0", tuple(range(size))),), timeout_s)]
     if size >= 4 and rng.random() < 0.6:
         families += _mesh(rng, size, timeout_s)
     elif size >= 3 and rng.random() < 0.3:
         members = tuple(sorted(rng.sample(range(size), rng.randint(2, size - 1))))
         families.append(Family("sub", "undefined", (("1", members),), rng.choice((timeout_s, 2 * timeout_s))))
-    plan = Plan(size, nccl, timeout_s, rng.uniform(0.3, 1.6), seed, families, [], outer=PLAIN if rng.random() < 0.7 else WRAPPED)
+    plan = Plan(size, nccl, timeout_s, rng.uniform(0.3, 1.6), seed, families, [], outer=PLAIN if rng.random() < 0.7 else WRAPPED, brief=brief)
     plan.items = _items(rng, plan)
     plan.start_s = rng.uniform(0.5, 4.0)
     plan.stagger_s = rng.uniform(0.1, 6.0)
@@ -137,58 +151,75 @@ def _items(rng: Random, plan: Plan) -> list[Op]:
     return items
 
 
-def program(plan: Plan, rank: int) -> Iterator[Op]:
-    """What one rank of the plan does."""
-    rng = Random(f"{plan.seed}/{rank}")
-    jitter = rng.uniform
-    yield ("work", plan.start_s * jitter(0.7, 1.3) + plan.late.get(rank, 0.0), activities.IMPORTING)
-    yield from plan.inserts.get((rank, -2, 0), ())
-    yield ("join", plan.timeout_s)
-    yield from plan.inserts.get((rank, -1, 0), ())
-    yield from _groups(plan, rank, plan.families[1:])
+_drawn = Random(1)
+JITTERS = tuple(_drawn.random() for _ in range(509))  # drawn once for all: each rank takes them from a place of its own
+
+
+def _jitters(place: int) -> Iterator[float]:
+    while True:
+        yield from JITTERS[place:]
+        place = 0
+
+
+def program(plan: Plan, rank: int, place: float) -> Iterator[Op]:
+    """What one rank of the plan does. place: where in the jitters rank 0 begins, 0..1."""
+    jitters = _jitters((int(place * 509) + 131 * rank) % 509)
+    if not plan.begun:
+        yield ("work", plan.start_s * (0.7 + 0.6 * next(jitters)) + plan.late.get(rank, 0.0), activities.IMPORTING)
+        yield from plan.inserts.get((rank, -2, 0), ())
+        yield ("join", plan.timeout_s)
+        yield from plan.inserts.get((rank, -1, 0), ())
+        yield from _groups(plan, rank, plan.families[1:])
     step = made = 0
+    inserts, replaces, count = plan.inserts, plan.replaces, len(plan.items)
+    planted = {where for each, where, _ in (*inserts, *replaces) if each == rank}
+    share_s = plan.step_s / plan.accumulate
     while step < plan.steps:
         if step in plan.barriers:
-            yield ("call", "0", Call("barrier", (), "Float"))
+            yield ("call", "0", BARRIER)
         if step == 0 and plan.compile_s:
-            yield ("work", plan.compile_s * jitter(0.85, 1.15), activities.compiling(rng, splits=rng.choice((0, 3))))
+            rng = Random(f"{plan.seed}/{rank}")
+            yield ("work", plan.compile_s * (0.85 + 0.3 * next(jitters)), activities.compiling(rng, splits=rng.choice((0, 3))))
         for micro in range(plan.accumulate):
             last = micro == plan.accumulate - 1
+            special = last and step in planted
             for index, item in enumerate(plan.items):
-                if last:
-                    yield from plan.inserts.get((rank, step, index), ())
-                    if (rank, step, index) in plan.replaces:
-                        yield from plan.replaces[rank, step, index]
+                if special:
+                    at = (rank, step, index)
+                    yield from inserts.get(at, ())
+                    if at in replaces:
+                        yield from replaces[at]
                         continue
-                if item[0] == "work":
-                    yield ("work", plan.step_s * item[1] * jitter(0.9, 1.1) / plan.accumulate, item[2])
-                elif item[0] in ("send", "recv"):
+                what = item[0]
+                if what == "work":
+                    yield ("work", share_s * item[1] * (0.9 + 0.2 * next(jitters)), item[2])
+                elif what == "send" or what == "recv":
                     yield from _pipeline(plan, rank, step, micro, item)
                 elif last:
                     yield item
-        yield from plan.inserts.get((rank, step, len(plan.items)), ())
+        yield from inserts.get((rank, step, count), ())
         if rank in plan.slower:
             yield ("work", plan.slower[rank], activities.compute(plan.outer))
         yield ("step",)
         step += 1
         if plan.churn and step % plan.churn == 0:
-            yield ("call", "0", Call("barrier", (), "Float"))
+            yield ("call", "0", BARRIER)
             for family in plan.families[1:]:
                 if family.of(rank):
                     yield ("destroy", family.key)
             made += sum(len(family.parts) for family in plan.families[1:])
             yield from _groups(plan, rank, plan.families[1:], made)
         if plan.rejoin and step % plan.rejoin == 0:
-            yield ("call", "0", Call("barrier", (), "Float"))
+            yield ("call", "0", BARRIER)
             yield ("destroy", None)
-            yield ("work", jitter(0.1, 1.0), activities.python_work(plan.outer))
+            yield ("work", 0.1 + 0.9 * next(jitters), activities.python_work(plan.outer))
             yield ("join", plan.timeout_s)
             made = 0
             yield from _groups(plan, rank, plan.families[1:])
-    yield ("call", "0", Call("barrier", (), "Float"))
+    yield ("call", "0", BARRIER)
     if plan.destroys:
         yield ("destroy", None)
-        yield ("work", plan.stagger_s * jitter(0.0, 1.0), activities.python_work(plan.outer))
+        yield ("work", plan.stagger_s * next(jitters), activities.python_work(plan.outer))
     yield ("exit", 0)
 
 

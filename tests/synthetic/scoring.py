@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from time import process_time
 
 from generate import Case
 
@@ -31,6 +32,7 @@ class Outcome:
     early: list[Said] = field(default_factory=list)
     incidents: int = 0
     snapshots: int = 0
+    judged_s: float = 0.0  # CPU seconds of diagnose and fold
     first_wrong: Verdict | None = None
 
     @property
@@ -81,8 +83,10 @@ def play(case: Case, limits: Limits | None = None) -> Outcome:
     culprits = set(case.truth.culprits)
     seen: set[Said] = set()
     for snapshot in case.snapshots:
+        began_cpu_s = process_time()
         state, verdicts, wanted = diagnose(state, snapshot, snapshot.now, limits)
         book, _ = fold(book, verdicts, snapshot, snapshot.now, limits)
+        outcome.judged_s += process_time() - began_cpu_s
         outcome.snapshots += 1
         for verdict in verdicts:
             said = (verdict.verdict, verdict.cause, verdict.culprit_ranks)

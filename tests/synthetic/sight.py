@@ -11,8 +11,8 @@ from rankwatch.model import Calls, Collective, RankState, Stack
 class View:
     """What is known of one rank."""
 
-    beat_at: float | None = None
-    version: int = -1  # of the rank's numbers at that beat
+    beat_at: float | None = None  # monotonic, as in the snapshots
+    told_at: float = 0.0  # how old the numbers are
     enqueued: dict[str, int] = field(default_factory=dict)
     completed: dict[str, int] = field(default_factory=dict)
     status_at: float = -9.0
@@ -43,7 +43,8 @@ class Sight:
 
     nodes: tuple[tuple[int, ...], ...]
     poll_s: float = 0.5
-    slow_after_s: float = 1e9  # from here on polls are as far apart as is no pause yet
+    slow_after_s: float = 1e9  # from here on polls are slow_s apart, at most as far as is no pause yet
+    slow_s: float = 1.9
     pull_s: float = 1.5
     errors_s: tuple[float, ...] = ()
     silences: tuple[tuple[int, float, float], ...] = ()

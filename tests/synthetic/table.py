@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
-from generate import KINDS, Case, make
+from generate import KINDS, make
 from scoring import Outcome, play, render, table
 
 
@@ -20,21 +21,26 @@ def _strip(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _one(argument: tuple[str, str]) -> Outcome:
-    kind, seed = argument
+def _one(argument: tuple[str, str, dict[str, Any]]) -> tuple[Outcome, float]:
+    """With the CPU seconds that it took to generate."""
+    kind, seed, how = argument
+    began = time.process_time()
     try:
-        return _strip(play(make(kind, seed)))
+        outcome = play(make(kind, seed, **how))
     except Exception as error:
         raise RuntimeError(f"{kind} seed {seed}") from error
+    return _strip(outcome), time.process_time() - began - outcome.judged_s
 
 
-def _generate(kinds: list[str], seed: int, count: int) -> tuple[float, float, int]:
-    """Seconds to make the cases, and to go through their snapshots without a judge; number of snapshots."""
-    began = time.perf_counter()
-    made: list[Case] = [make(kinds[number % len(kinds)], f"{seed}/{number}") for number in range(count)]
-    planned = time.perf_counter()
-    snapshots = sum(1 for case in made for _ in case.snapshots)
-    return planned - began, time.perf_counter() - planned, snapshots
+def _generate(arguments: list[tuple[str, str, dict[str, Any]]]) -> tuple[float, int]:
+    """CPU seconds to make the cases and to go through their snapshots without a judge; number of snapshots."""
+    began = time.process_time()
+    snapshots = sum(1 for kind, seed, how in arguments for _ in make(kind, seed, **how).snapshots)
+    return time.process_time() - began, snapshots
+
+
+def _speed(what: str, cases: int, snapshots: int, cpu_s: float) -> str:
+    return f"{what}: {cases / cpu_s:.0f} cases/s, {snapshots / cpu_s:.0f} snapshots/s, {1000 * cpu_s / snapshots:.2f} ms a snapshot (CPU, of one core)"
 
 
 def main() -> int:
@@ -43,26 +49,30 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", action="append", help="only this kind (several times); known: " + ", ".join(KINDS))
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--size", type=int, help="ranks of each job; default: drawn, most often 2 to 8")
+    parser.add_argument("--length", choices=("mixed", "brief", "whole"), default="mixed", help="of the jobs: around the fault only, or from start to end")
     parser.add_argument("--generate", action="store_true", help="only measure the generator")
     options = parser.parse_args()
     kinds = options.kind or list(KINDS)
+    how = {"size": options.size, "brief": {"mixed": None, "brief": True, "whole": False}[options.length]}
+    arguments = [(kinds[number % len(kinds)], f"{options.seed}/{number}", how) for number in range(options.cases)]
     if options.generate:
-        planned_s, played_s, snapshots = _generate(kinds, options.seed, options.cases)
-        print(f"{options.cases / planned_s:.0f} cases/s planned")
-        print(f"{options.cases / played_s:.0f} cases/s, {snapshots / played_s:.0f} snapshots/s played without a judge")
+        cpu_s, snapshots = _generate(arguments)
+        print(_speed("generated", options.cases, snapshots, cpu_s))
         return 0
     began = time.perf_counter()
-    arguments = [(kinds[number % len(kinds)], f"{options.seed}/{number}") for number in range(options.cases)]
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs) as pool:
-            outcomes = list(pool.map(_one, arguments, chunksize=8))
+            played = list(pool.map(_one, arguments, chunksize=8))
     else:
-        outcomes = [_one(argument) for argument in arguments]
-    took = time.perf_counter() - began
+        played = [_one(argument) for argument in arguments]
+    took, outcomes = time.perf_counter() - began, [outcome for outcome, _ in played]
     failed = [outcome for outcome in outcomes if not outcome.ok and (outcome.case.truth.healthy or outcome.case.began_at is not None or outcome.pages)]
     print(render(table(outcomes)))
     snapshots = sum(outcome.snapshots for outcome in outcomes)
-    print(f"{len(outcomes)} cases, {snapshots} snapshots in {took:.0f} s: {len(outcomes) / took:.1f} cases/s, {snapshots / took:.0f} snapshots/s")
+    print(f"{len(outcomes)} cases, {snapshots} snapshots in {took:.0f} s")
+    print(_speed("generated", len(outcomes), snapshots, sum(cpu_s for _, cpu_s in played)))
+    print(_speed("judged", len(outcomes), snapshots, sum(outcome.judged_s for outcome in outcomes)))
     for outcome in failed:
         print(outcome.line())
     return 1 if failed else 0

@@ -14,23 +14,19 @@ The world knows no judge and no poll; `observer` looks at it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import activities
-from activities import Act
-from exchange import Exchange
-from parts import Call, Comm, Entry, Rank
+from exchange import NOTHING, ONE_SIDED, Exchange
+from parts import Call, Comm, Entry, Operation, Rank
+from quick import quick
 
 from rankwatch.model import Crash, Group
+
+SHOWN_GROUP = quick(Group)
 
 
 class World(Exchange):
     """A job: an Exchange whose ranks have the operations above."""
-
-    def _op_work(self, rank: Rank, seconds: float, act: Act) -> bool:
-        self.become(rank, act)
-        self._wake(rank, self.now + seconds)
-        return False
 
     def _op_step(self, rank: Rank) -> bool:
         rank.step_s = self.now - rank.step_at if rank.step_at is not None else None
@@ -49,10 +45,10 @@ class World(Exchange):
 
     def _op_exit(self, rank: Rank, code: int) -> bool:
         if rank.stage != "left":
-            rank.stage, rank.stage_since = "exiting", self.now
+            self._enter(rank, "exiting")
         self.at(self.now + self.rng.uniform(0.02, 0.3), self.end, rank, code)
-        self.become(rank, Act(()))
-        rank.token += 1
+        self.become(rank, NOTHING)
+        rank.token = 0
         return False
 
     def _op_raise(self, rank: Rank, kind: str, message: str, where: str) -> bool:
@@ -60,22 +56,22 @@ class World(Exchange):
         return False
 
     def _op_send(self, rank: Rank, box: str) -> bool:
-        self.mail[box] = self.mail.get(box, 0) + 1
-        for other in self.ranks:
-            if other.blocked == "recv" and other.box == box and self.mail[box] > 0 and other.held is None:
-                self.mail[box] -= 1
-                self._wake(other, self.now + 0.001)
+        other = self.receivers.get(box)
+        if other is not None and other.blocked == "recv" and other.box == box and other.held is None:
+            self._wake(other, self.now + 0.001)
+        else:
+            self.mail[box] = self.mail.get(box, 0) + 1
         return True
 
     def _op_recv(self, rank: Rank, box: str) -> bool:
         if self.mail.get(box, 0) > 0:
             self.mail[box] -= 1
             return True
-        rank.box = box
+        rank.box, self.receivers[box] = box, rank
         return self._block(rank, "recv", activities.RECEIVING)
 
     def _op_join(self, rank: Rank, timeout_s: float) -> bool:
-        rank.stage, rank.stage_since = "joining", self.now
+        self._enter(rank, "joining")
         self._block(rank, "join", activities.IN_STORE)
         rank.creating = ("0", "0", "default_pg", tuple(range(self.size)), timeout_s)
         self._arrive("join", rank, self.size)
@@ -107,23 +103,41 @@ class World(Exchange):
         key, name, desc, members, timeout_s = rank.creating
         rank.creating = None
         if rank.stage == "joining":
-            rank.stage, rank.stage_since = "joined", self.now
+            self._enter(rank, "joined")
         if rank.number in members:
-            generation = rank.generations[name] = rank.generations.get(name, -1) + 1
-            comm = self._comms.get((name, generation, members))
-            if comm is None:
-                group = Group(name, desc, "nccl" if self.nccl else "gloo", members, timeout_s, generation, 0.0)
-                comm = self._comms[name, generation, members] = Comm(group, self.nccl)
-            rank.groups = {**rank.groups, key: comm}
-            rank.shown_groups = {**rank.shown_groups, key: replace(comm.group, created_wall_at=self.wall_of(rank))}
-            rank.entered[name] = rank.completed[name] = 0
-        rank.version += 1
+            comm = self.comm(name, desc, rank.generations.get(name, -1) + 1, members, timeout_s)
+            self._changes(rank)
+            self.give(rank, key, comm, self.wall_of(rank))
         if rank.held is None:
             self._wake(rank, self.now)
         else:
             rank.left_s = 0.0
 
+    def comm(self, name: str, desc: str, generation: int, members: tuple[int, ...], timeout_s: float) -> Comm:
+        """The one that its members share."""
+        comm = self._comms.get((name, generation, members))
+        if comm is None:
+            group = Group(name, desc, "nccl" if self.nccl else "gloo", members, timeout_s, generation, 0.0)
+            comm = self._comms[name, generation, members] = Comm(group, self.nccl)
+        return comm
+
+    def give(self, rank: Rank, key: str, comm: Comm, made_wall_at: float, done: int = 0) -> None:
+        """The rank is a member from now on, and has done so many calls there."""
+        group = comm.group
+        rank.groups = {**rank.groups, key: comm}
+        shown = SHOWN_GROUP(group.name, group.desc, group.backend, group.ranks, group.timeout_s, group.generation, made_wall_at)
+        rank.shown_groups = {**rank.shown_groups, key: shown}
+        rank.generations[group.name] = group.generation
+        rank.entered[group.name] = rank.completed[group.name] = done
+
+    def settle(self, rank: Rank, joined_at: float) -> None:
+        """It has joined before anything is played."""
+        rank.stage, rank.stage_since = "joined", joined_at
+        rank.mute, rank.beats_from = False, joined_at
+        rank.version += 1
+
     def _op_destroy(self, rank: Rank, key: str | None) -> bool:
+        self._changes(rank)
         gone = [key] if key is not None else list(rank.groups)
         for each in gone:
             name = rank.groups[each].group.name
@@ -131,9 +145,8 @@ class World(Exchange):
             rank.completed.pop(name, None)
         rank.groups = {known: comm for known, comm in rank.groups.items() if known not in gone}
         rank.shown_groups = {known: group for known, group in rank.shown_groups.items() if known not in gone}
-        rank.version += 1
         if key is None:
-            rank.stage, rank.stage_since = "left", self.now
+            self._enter(rank, "left")
         return True
 
     def _op_wait(self, rank: Rank) -> bool:
@@ -141,29 +154,31 @@ class World(Exchange):
         if not rank.handles:
             return True
         first = rank.handles[0]
-        return self._block(rank, "wait", activities.waiting(first.call.op, first.call.line, nccl=self.nccl, backward=True), first)
+        return self._block(rank, "wait", activities.waiting(first.call.op, first.call.line, self.nccl, True), first)
 
     def _op_call(self, rank: Rank, key: str, call: Call) -> bool:
         comm = rank.groups.get(key)
         if comm is None:
             return True
-        name = comm.group.name
+        self._changes(rank)
+        name, number, now = comm.group.name, rank.number, self.now
         seq = rank.entered[name] = rank.entered[name] + 1
-        entry = Entry(comm, rank.number, seq, call, self.wall_of(rank), self.now)
+        entry = Entry(comm, number, seq, call, self.wall + now + self.offsets[number], now)
         rank.entries.append(entry)
         if len(rank.entries) > self.buffer:
             rank.entries.popleft()
         rank.recorded += 1
-        rank.version += 1
-        comm.calls.setdefault(seq, {})[rank.number] = entry
+        operation = comm.calls.get(seq)
+        if operation is None:
+            operation = comm.calls[seq] = Operation(call)
+        elif call is not operation.call and not call.pairs_with(operation.call):
+            operation.mixed = True
+        operation.entered[number] = entry
         if self.dead and not comm.nccl and any(not self.ranks[other].alive for other in comm.members):
-            self.at(self.now + self.rng.uniform(0.01, 0.2), self._lost, rank, entry)
-        self._check(comm, seq)
-        if call.mode == "leak":
-            return True
-        if call.mode == "async":
+            self.at(now + self.rng.uniform(0.01, 0.2), self._lost, rank, entry)
+        if len(operation.entered) == len(comm.members) or operation.mixed or call.op in ONE_SIDED:
+            self._check(comm, seq)
+        mode = call.mode
+        if mode == "async":
             rank.handles.append(entry)
-            return True
-        if entry.done:
-            return True
-        return self._block(rank, "call", activities.waiting(call.op, call.line, nccl=comm.nccl, backward=call.backward), entry)
+        return mode != "sync" or self._block(rank, "call", activities.waiting(call.op, call.line, comm.nccl, call.backward), entry)
