@@ -79,6 +79,7 @@ class LiveThread:
         "split",
         "splits",
         "started_ns",
+        "texts",
     )
 
     def __init__(self) -> None:
@@ -114,18 +115,20 @@ class LiveThread:
 
     def retext(self) -> None:
         """One of the texts has changed: what was encoded is stale."""
-        self.around: tuple[bytes, bytes] | None = None
+        self.texts: dict[str, bytes] = {}
+        self.around: tuple[bytes, bytes] | None = None  # layout.THREAD_TEXTS before and behind the phase
 
-    def encode(self, name: str) -> tuple[bytes, bytes]:
-        """layout.THREAD_TEXTS before and behind the phase, while region `name` is the innermost one. Kept in `around`, but for a library frame."""
-        if name == "backend_compile" and self.detail == LIBRARY:
+    def encode(self, name: str) -> bytes:
+        """layout.THREAD_TEXTS while region `name` is the innermost one."""
+        if self.detail is LIBRARY and name == "backend_compile":
             self.detail = ""  # it gives a graph: a compile like the user's own
-        behind = (clean(self.frame, FRAME_BYTES), clean(self.reason, REASON_BYTES), clean(self.detail, DETAIL_BYTES))
-        before = f"{clean(self.compile_id, ID_BYTES)}\0{self.kind}\0"
-        around = before.encode("utf-8", "replace"), "\0".join(("", *behind)).encode("utf-8", "replace")
-        if self.detail != LIBRARY:
-            self.around = around
-        return around
+            self.retext()
+        if self.around is None:
+            behind = (clean(self.frame, FRAME_BYTES), clean(self.reason, REASON_BYTES), clean(self.detail, DETAIL_BYTES))
+            before = f"{clean(self.compile_id, ID_BYTES)}\0{self.kind}\0"
+            self.around = before.encode("utf-8", "replace"), "\0".join(("", *behind)).encode("utf-8", "replace")
+        text = self.texts[name] = self.around[0] + (_names.get(name) or shown_name(name)) + self.around[1]
+        return text
 
 
 class LiveThreads:
@@ -148,8 +151,7 @@ class LiveThreads:
             regions = live.regions
             region = regions[-1]
             name = region[0]
-            before, behind = live.around or live.encode(name)
-            text = before + (_names.get(name) or shown_name(name)) + behind
+            text = live.texts.get(name) or live.encode(name)
             live.shown = True
             self.slot.put_thread(cursor, now_ns, live.native_id, regions[0][1], region[1], len(regions), live.split, live.splits, text)
 

@@ -14,7 +14,7 @@ from rankwatch.agent.clock import clock
 from rankwatch.agent.compiling.names import frame_name, ordinal
 from rankwatch.agent.guard import here
 from rankwatch.agent.sources import is_torch_or_stdlib
-from rankwatch.agent.threads import LIBRARY, _names, shown_name
+from rankwatch.agent.threads import LIBRARY
 from rankwatch.wire.phases import PHASES, phase_of
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ class LiveCompiles:
         chain = None if compat.is_stub(previous) else previous
         probe, by_ident, add, put_thread = self._probe, self._threads._by_ident, self._threads.here, self._threads.slot.put_thread
         frame_starts, root_starts, look_for_reason, root_ends = self._frame_starts, self._root_starts, self._look_for_reason, self._root_ends
-        phases, phase_index, now, names = self._phases, self._phase_index, clock.now_ns, _names
+        phases, phase_index, now = self._phases, self._phase_index, clock.now_ns
 
         def record_chromium_event_internal(event: dict[str, Any]) -> Any:
             if probe.on and here.pid:  # 0 in a fork child; asking for the pid would be a sixth of the whole cost
@@ -78,8 +78,7 @@ class LiveCompiles:
                             root_ends(live)
                     if regions and live.cursor is not None:  # LiveThreads.show, without its call
                         name, phase_ns, _phase = regions[-1]
-                        before, behind = live.around or live.encode(name)
-                        text = before + (names.get(name) or shown_name(name)) + behind
+                        text = live.texts.get(name) or live.encode(name)
                         live.shown = True
                         put_thread(live.cursor, now_ns, live.native_id, regions[0][1], phase_ns, len(regions), live.split, live.splits, text)
                 except Exception as error:
