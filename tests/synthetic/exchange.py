@@ -150,6 +150,8 @@ class Exchange(Engine):
             for other in self.ranks:
                 if other.alive and other.blocked in ("call", "wait") and other.blocked_on is not None and rank.number in other.blocked_on.comm.members:
                     self.at(self.now + self.rng.uniform(0.02, 0.4), self._lost, other, other.blocked_on)
+                elif other.alive and other.blocked == "recv" and self.sender(other) == rank.number:
+                    self.at(self.now + self.rng.uniform(0.02, 0.4), self.unheard, other, other.token)
         self.on_exit(rank)
 
     def _lost(self, rank: Rank, entry: Entry) -> None:
@@ -157,6 +159,19 @@ class Exchange(Engine):
             return
         if rank.blocked not in ("call", "wait"):
             return
+        self._fail_of_lost_peer(rank)
+
+    def sender(self, rank: Rank) -> int:
+        """Of the message that it waits for: its mailbox lies between it and a neighbour."""
+        low = int(rank.box.split("/")[0])
+        return low if rank.number != low else low + 1
+
+    def unheard(self, rank: Rank, token: int) -> None:
+        """It receives from one that has ended."""
+        if token == rank.token and rank.alive and rank.held is None:
+            self._fail_of_lost_peer(rank)
+
+    def _fail_of_lost_peer(self, rank: Rank) -> None:
         self.fail(rank, Crash("RuntimeError", LOST_PEER, "train.py:50:step", IN_TORCH, "slot", self.wall_of(rank)))
 
     def watch_timeouts(self) -> None:

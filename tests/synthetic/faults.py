@@ -11,7 +11,7 @@ import activities
 from activities import Act
 from parts import Call, Rank
 from programs import Family, Op, Plan, forever
-from truth import Truth, imminent_s, quiet_s
+from truth import Truth, imminent_s, io_s, pause_s, quiet_s
 from world import World
 
 Planter = Callable[[Random, Plan], Truth]
@@ -29,8 +29,13 @@ def due(plan: Plan, after_s: float) -> float:
     return min(after_s, imminent_s(min(family.timeout_s for family in plan.families))) + _LOOK_S
 
 
-def absence(fault: str, make: Callable[[Random], Act], *, io: bool = False, lasting: bool = True, also: tuple[str, ...] = ()) -> Planter:
-    """One rank, sometimes two, get lost in something for ever. lasting: it is judged by its silence, not only by the timeout."""
+def absence(
+    fault: str, make: Callable[[Random], Act], *, allowed_s: Callable[[float], float] = quiet_s, lasting: bool = True, also: tuple[str, ...] = ()
+) -> Planter:  # fmt: skip
+    """One rank, sometimes two, get lost in something for ever. lasting: it is judged by its silence, not only by the timeout.
+
+    allowed_s: how long it may be silent under a timeout.
+    """
 
     def plant(rng: Random, plan: Plan) -> Truth:
         rank, step, index = place(rng, plan)
@@ -43,7 +48,7 @@ def absence(fault: str, make: Callable[[Random], Act], *, io: bool = False, last
         for each in ranks:
             plan.inserts.setdefault((each, step, index), []).extend([MARK, forever(act)])
         longest = max(family.timeout_s for family in plan.families)
-        after = (0.5 * longest if io else quiet_s(longest)) if lasting else inf
+        after = allowed_s(longest) if lasting else inf
         return Truth(fault, (fault, *also), tuple(sorted(ranks)), due_s=due(plan, after))
 
     return plant
@@ -275,9 +280,9 @@ def straggler(rng: Random, plan: Plan) -> Truth:
 FAULTS: dict[str, Planter] = {
     "not_entered": absence("not_entered", activities.asleep),
     "spinning": absence("not_entered", activities.spinning, lasting=False),
-    "data_loading": absence("data_loading", activities.loader_stuck),
-    "checkpointing": absence("checkpointing", activities.save_stalled, io=True),
-    "external_io": absence("external_io", activities.transfer_stalled, io=True),
+    "data_loading": absence("data_loading", activities.loader_stuck, allowed_s=pause_s),
+    "checkpointing": absence("checkpointing", activities.save_stalled, allowed_s=io_s),
+    "external_io": absence("external_io", activities.transfer_stalled, allowed_s=io_s),
     "debugger": absence("debugger", activities.breakpoint_, lasting=False),
     "gil_held": absence("gil_held", activities.native_hold, lasting=False),
     "compiling": compiling_slowly,

@@ -82,10 +82,13 @@ def make(
     else:
         truth = faults.FAULTS[kind](rng, plan)
         ends = 3600.0
-        if truth.must == "page" and not truth.unhealable and any(item[0] == "recv" for item in plan.items):
+        if truth.must == "page" and (not truth.unhealable or truth.fault == "stopped") and any(item[0] == "recv" for item in plan.items):
             truth = replace(truth, must="perhaps")  # gloo's recorder shows no point-to-point call: who waits for whom may not be seen at all
+        if truth.must == "page" and not truth.unhealable and kind not in _FROM_START and not all(_waited_for(plan, rank) for rank in truth.culprits):
+            truth = replace(truth, must="perhaps")  # the others call on and on, and drop the handles: its absence holds nobody up
     if kind == "healthy restart":
         truth = replace(faults.FAULTS[rng.choice(_RESTS)](rng, plan), fault="restart")
+        ends = 3600.0
     sight = _sight(rng, plan, kind, poll_s, clock_shift_s, ends_s or ends)
     if truth.must == "ticket" and len(sight.nodes) > 1:
         truth = replace(truth, must="perhaps")  # late reports blur who was found waiting, and clocks of two nodes differ
@@ -108,6 +111,11 @@ def make(
     case = Case(f"{kind} seed {seed}", truth, plan, iter(()))
     case.snapshots = _play(case, rng.random(), sight, kind == "healthy restart")
     return case
+
+
+def _waited_for(plan: Plan, rank: int) -> bool:
+    """Whether some call of a step makes others wait for this rank."""
+    return any(item[0] == "call" and item[2].mode != "leak" and rank in plan.family(item[1]).of(rank) for item in plan.items)
 
 
 def _added_s(plan: Plan) -> float:
@@ -158,6 +166,9 @@ def _play(case: Case, salt: float, sight: Sight, restart: bool) -> Iterator[JobS
                 if case.truth.fault != "straggler":
                     observer.sight = replace(observer.sight, slow_after_s=world.now + near_s)
             yield snapshot
+            if case.began_at is not None and not settled and attempt == 0 and restart:
+                settled = True
+                observer.sight = replace(observer.sight, ends_at=world.now + 8.0)  # a rank's end on another node takes a while to be seen
             if case.began_at is not None and not settled and attempt == 0 and not restart:
                 settled = True
                 after_s = max(case.truth.due_s + 25.0, 45.0)

@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        return not self.wrong and not self.false_page and self.found
+        return not self.wrong and not self.false_page and not self.false_ticket and self.found
 
     def line(self) -> str:
         truth = self.case.truth

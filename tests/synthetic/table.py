@@ -1,6 +1,6 @@
 """The table by cause over generated cases: `python tests/synthetic/table.py --cases 5000 --seed 1`.
 
-Exit code 0 when no page named a wrong rank, no healthy job was paged and every fault was found; else 1, with a line for each such case.
+Exit code 0 when no page or ticket named a wrong rank, no healthy job was paged and every fault was found; else 1, with a line for each such case.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 from generate import KINDS, cases, make
 from scoring import Outcome, play, render, table
 
-_SEEDS = (*range(101, 108), *range(109, 114))  # not 108: an overtaking broadcast hides from the judge that a rank has left (exited_0 108/11)
+_SEEDS = range(101, 114)
 
 
 @pytest.fixture(scope="module", params=_SEEDS)
@@ -19,7 +19,7 @@ def test_every_planted_fault_is_named_and_no_other_rank_is(outcomes: list[Outcom
     rows = table(outcomes)
     print(render(rows))
     assert failed == []
-    assert sum(row.false_pages for row in rows.values()) == 0
+    assert sum(row.false_pages + row.false_tickets for row in rows.values()) == 0
     assert all(row.right == row.named for row in rows.values())
 
 

@@ -37,6 +37,16 @@ def quiet_s(timeout_s: float) -> float:
     return min(max(0.2 * timeout_s, 5.0), 120.0)
 
 
+def pause_s(timeout_s: float) -> float:
+    """The same for what pauses in healthy jobs as well, a loader without a batch: at least 35 s, but no more than half of the timeout for that."""
+    return max(quiet_s(timeout_s), min(35.0, 0.5 * timeout_s))
+
+
+def io_s(timeout_s: float) -> float:
+    """The same for a checkpoint or a transfer."""
+    return 0.5 * timeout_s
+
+
 def imminent_s(timeout_s: float) -> float:
     """Age of a wait from which its timeout is imminent, whatever the cause."""
     return timeout_s - min(max(30.0, 0.2 * timeout_s), 0.5 * timeout_s)

@@ -68,7 +68,10 @@ class World(Exchange):
             self.mail[box] -= 1
             return True
         rank.box, self.receivers[box] = box, rank
-        return self._block(rank, "recv", activities.RECEIVING)
+        self._block(rank, "recv", activities.RECEIVING)
+        if self.dead and not self.ranks[self.sender(rank)].alive:
+            self.at(self.now + self.rng.uniform(0.01, 0.2), self.unheard, rank, rank.token)
+        return False
 
     def _op_join(self, rank: Rank, timeout_s: float) -> bool:
         self._enter(rank, "joining")

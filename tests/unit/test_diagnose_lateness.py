@@ -23,8 +23,10 @@ from rankwatch.model import (
     Thread,
     Verdict,
 )
-from rankwatch.monitor.diagnose import State, diagnose
+from rankwatch.monitor.diagnose import State, diagnose, found_waiting
 from rankwatch.monitor.diagnose.arrivals import read_durations, read_stamps, standing
+from rankwatch.monitor.diagnose.state import Looks, Pool
+from rankwatch.monitor.diagnose.views import Member, View
 from rankwatch.monitor.incidents import Book, fold, paged
 from rankwatch.monitor.policy import Limits
 from rankwatch.notify import lines
@@ -318,6 +320,54 @@ def test_on_nccl_without_timing_arrival_times_alone_name_nobody():
     plain = training.state
     training.state = lambda rank, now, *rest: replace(plain(rank, now, *rest), enqueued={"0": plain(rank, now + 1.0, None).enqueued["0"] + 40})
     assert training.told(80) == []
+
+
+def view_of(*ranks):
+    group = Group("0", "default_pg", "nccl", ranks, 600.0)
+    return View(("0", len(ranks), ranks[0], ranks[-1], 0), group, {rank: Member(rank, group, 400, 400) for rank in ranks})
+
+
+@pytest.mark.parametrize(
+    ("windows", "own", "others", "backs"),
+    [
+        (7, 9, 35, True),  # single windows of these found it waiting twice in 21 looks, which breaks a streak
+        (7, 9, 20, False),  # not three times as often
+        (7, 15, 60, False),  # it waits as well: it has something to wait for
+        (2, 0, 20, False),  # two windows prove nothing
+        (7, 2, 9, False),  # rarer than chance
+    ],
+)
+def test_windows_together_back_what_arrival_times_show(windows, own, others, backs):
+    """On NCCL without timing: rank 4 comes last by its host's clock, 147 looks in seven windows found it and the others waiting so often."""
+    looks = Looks(MONO, pool=Pool(4, windows, 21 * windows, {0: others, 1: others + 2, 4: own}))
+    found = found_waiting.backed(looks, view_of(0, 1, 4), Limits())
+    assert found == ((4, own, others, 21 * windows) if backs else None)
+
+
+def test_windows_count_for_one_suspect_only_and_old_ones_less():
+    view, limits = view_of(0, 1, 4), Limits()
+    looks = Looks(MONO, looks=20, waiting={0: 5, 1: 6, 4: 1}, pool=Pool(4, 2, 42, {0: 10, 1: 12}))
+    after, ended = found_waiting.add(looks, view, MONO + 10.0, limits, 4)
+    assert ended
+    assert after.pool == Pool(4, 3, 63, {0: 15, 1: 18, 4: 1})
+    assert found_waiting.add(looks, view, MONO + 10.0, limits, 1)[0].pool == Pool(1, 1, 21, {0: 5, 1: 6, 4: 1})
+    assert found_waiting.add(looks, view, MONO + 10.0, limits)[0].pool == looks.pool
+    long = replace(looks, pool=Pool(4, 12, 252, {0: 61, 1: 60, 4: 5}))
+    assert found_waiting.add(long, view, MONO + 10.0, limits, 4)[0].pool == Pool(4, 7, 147, {0: 35, 1: 36, 4: 3})
+
+
+def test_on_nccl_who_waits_elsewhere_for_one_that_only_clocks_show_late_is_not_named():
+    """Rank 1 makes rank 0 late for rank 2. Looks never find ranks 1 and 3 waiting for each other: what they show of rank 0 must not decide."""
+    groups = {"1": ((0, 1), (2, 3)), "2": ((0, 2), (1, 3))}
+    training = Training(4, noisy(random.Random(8), 0.4, {1: 0.5}, 0.01), groups=groups, backend="nccl")
+    plain = training.state
+
+    def state(rank, now, *rest):
+        found = plain(rank, now, *rest)
+        return replace(found, completed={name: found.enqueued[name] if name == "1" else done for name, done in found.completed.items()})
+
+    training.state = state
+    assert culprits(training.told(120)) <= {(1,)}
 
 
 def test_margins_follow_from_a_table_written_out():

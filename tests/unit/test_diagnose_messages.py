@@ -103,6 +103,13 @@ def test_of_two_ranks_that_wait_for_messages_neither_is_named():
     assert {seen.verdict.cause for seen in job.history} == {"unknown"}
 
 
+def test_the_last_one_of_a_row_of_ranks_that_wait_for_messages_is_not_named():
+    """2 waits in a collective for 1, which waits for a message of 0; that one and 3 wait for each other's, and that is the fault."""
+    job = Job(pipeline(recv("of rank 3"), lambda step: [recv("of rank 0") if step == 6 else nap(0.2)]), 4).play(90)
+    assert named(job) == {()}
+    assert {page.verdict.cause for page in job.pages()} == {"unknown"}
+
+
 def test_a_rank_that_holds_an_open_handle_and_sleeps_is_not_taken_for_a_waiter():
     def script(rank):
         yield init(180)

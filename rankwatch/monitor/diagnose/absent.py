@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def absent(roots: tuple[int, ...], wait: Wait, running: Sequence[Clock], scene: Scene) -> Picture:
+def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running: Sequence[Clock], scene: Scene) -> Picture:
     found: dict[int, Finding] = {}
     for rank in roots:
         found[rank] = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now - scene.lag(rank), scene.limits)
     talking = {rank for rank in roots if found[rank].cause == "not_entered" and messages.talking(scene.ranks[rank], wait.since)}
     if len(talking) == len(roots):  # a rank in recv waits for somebody as well
-        return messages.judge(roots, wait, lambda finding: level_of(finding, running, scene), scene)
+        return messages.judge(roots, wait, waiting, lambda finding: level_of(finding, running, scene), scene)
     found = {rank: finding for rank, finding in found.items() if rank not in talking}
     called = {rank: raised for rank in found if wait.kind == "init" and (raised := ends.failed_join(scene.ranks[rank], scene.state)) is not None}
     found = {rank: stores.refine(finding, scene.ranks[rank], wait.since) for rank, finding in found.items()}

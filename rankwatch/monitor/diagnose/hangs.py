@@ -38,7 +38,7 @@ def rule(hang: Hang, waits: Sequence[Wait], trouble: Trouble | None, scene: Scen
     if hang.cycle:
         picture = deadlock(hang, waits, wait, scene)
     elif hang.roots:
-        picture = absent(hang.roots, wait, clocks(hang, waits), scene)
+        picture = absent(hang.roots, wait, hang.waiting, clocks(hang, waits), scene)
     elif wait.mismatch:
         picture = mismatched(wait, scene)
     else:

@@ -102,7 +102,8 @@ def _observe(late: Lateness, view: View, scene: Scene, entries: readings.Entries
     compiling = any(scene.ranks[rank].compiling for rank in view.members)
     if compiling or pause >= late.looks.start:
         late = replace(late, looks=found_waiting.restart(late.looks, view, scene.now))
-    looks, ended = found_waiting.add(late.looks, view, scene.now, scene.limits, _suspect(late) if found_waiting.ends(late.looks, scene.now, scene.limits) else None)
+    suspect = _suspect(late) if found_waiting.ends(late.looks, scene.now, scene.limits) else None
+    looks, ended = found_waiting.add(late.looks, view, scene.now, scene.limits, suspect)
     if view.mixed:  # who is found waiting there depends on whose entries were read last
         looks, ended = Looks(scene.now, first_seq=late.looks.first_seq), False
     late = replace(late, looks=looks)
@@ -154,8 +155,8 @@ def _claim(late: Lateness, view: View, scene: Scene) -> Claim | None:
         if backed is not None and not found:
             found = (f"found waiting: every rank but {claim.rank} at {backed[2]} collectives or more in {backed[3]} looks, that one at {backed[1]}",)
         return replace(
-            claim, opens=claim.opens and shown, hint=shown, near=claim.near and (shown or late.looks.culprit is not None), arrives_last=by_time.sure and claim.hint,
-            says=(*claim.says, *found),
+            claim, opens=claim.opens and shown, hint=shown, near=claim.near and (shown or late.looks.culprit is not None),
+            arrives_last=by_time.sure and claim.hint, says=(*claim.says, *found),
         )  # fmt: skip
     return _estimated(late, view, scene, by_looks is not None and not late.readings)
 
@@ -204,8 +205,10 @@ def _excused(key: Key, claims: Mapping[Key, Claim], seen: Mapping[Key, View]) ->
     if claim is None:
         return False
     return any(
-        other.rank != claim.rank and (other.hint or (other.arrives_last and claim.measured and not claim.sure))
-        and claim.rank in seen[place].members and other.late_by_s >= 0.5 * claim.late_by_s
+        other.rank != claim.rank
+        and (other.hint or (other.arrives_last and claim.measured and not claim.sure))
+        and claim.rank in seen[place].members
+        and other.late_by_s >= 0.5 * claim.late_by_s
         for place, other in claims.items()
         if place != key
     )

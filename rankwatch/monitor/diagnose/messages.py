@@ -1,7 +1,8 @@
 """Absent ranks that wait for a message themselves: whom they wait for is in no record (gloo's recorder shows no point-to-point calls).
 
 Blame only by elimination. If every rank of the job waits but one, that one is what they wait for. If all the others wait for one rank that
-waits for a message, the message could only come from them: it is the odd one. Otherwise nobody is named. Never more than "partial".
+waits for a message, the message could only come from them: it is the odd one; where some of them wait for something else, a message or
+another group, that may be what keeps its message away. Otherwise nobody is named. Never more than "partial".
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ def _waits(rank: RankState) -> bool:
     return entered or rank.stage == "joining" or bool(rank.group_in_creation) or (rank.barrier is not None and rank.barrier.inside)
 
 
-def judge(roots: tuple[int, ...], wait: Wait, level: Callable[[Finding], int], scene: Scene) -> Picture:
-    """The picture of a hang of which every root is in a point-to-point call. level: how long a finding has lasted, as for any absent rank."""
+def judge(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], level: Callable[[Finding], int], scene: Scene) -> Picture:
+    """The picture of a hang of which every root is in a point-to-point call. waiting: who waits for them, in this wait or behind it.
+
+    level: how long a finding has lasted, as for any absent rank.
+    """
     ranks, since = scene.ranks, wait.since
     calls = {rank: talking(ranks[rank], since) for rank in roots}
     where = {rank: frames.where(stack.main) for rank in roots if (stack := fresh_stack(ranks[rank], since))}
@@ -70,7 +74,8 @@ def judge(roots: tuple[int, ...], wait: Wait, level: Callable[[Finding], int], s
         due = "stuck" if level(finding) >= 2 and silent else None
         lines = [*finding.evidence, *lines]
         return Picture(due, finding.cause, finding.domain, free, wait, says, finding.at, tuple(lines), finding.missing_evidence, "partial", (), finding)
-    if closed and not free and len(roots) == 1:
+    rest = {number for number, rank in ranks.items() if alive(rank)} - {*roots}
+    if closed and not free and len(roots) == 1 and rest <= {*waiting} and not any(talking(ranks[rank], since) for rank in rest):
         says = f"{what}; every other rank waits as well, so none of them can be about to send"
         finding = Finding(roots[0], "not_entered", "user_code", at=where.get(roots[0], ""))
         due = "stuck" if silent else None
