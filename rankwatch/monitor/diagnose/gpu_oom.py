@@ -18,9 +18,10 @@ def found(rank: RankState, crash: Crash) -> tuple[tuple[str, ...], tuple[str, ..
     pools = rank.cudagraph.get("pool_bytes")
     oom = gpu_memory.failed(rank.memory, f"{crash.message}\n{crash.traceback}", pools if isinstance(pools, int) else None)
     lines = [gpu_memory.breakdown(oom)]
-    retries = gpu_memory.numbers(rank.memory).get("retries")
-    if retries:
-        lines.append(f"{retries} allocations before it went through only after the cache had been emptied")
+    numbers = gpu_memory.numbers(rank.memory)
+    helped = (numbers.get("retries") or 0) - (numbers.get("ooms") or 0)  # one that fails is tried again as well
+    if helped > 0:
+        lines.append(f"{helped} earlier allocation{'' if helped == 1 else 's'} went through only after the cache had been emptied")
     return tuple(filter(None, lines)), advice(oom)
 
 
