@@ -10,6 +10,7 @@ from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.progress import silent_since
 from rankwatch.monitor.diagnose.scene import Clock, Picture, Scene
 from rankwatch.monitor.diagnose.waits import Wait
+from rankwatch.monitor.diagnose.work import fresh_stack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +116,10 @@ def _silent_from(finding: Finding, since: float, scene: Scene) -> float:
     return max(watched, finding.silent_from or 0.0) if finding.limit == "compile" else watched
 
 
+def _backends(rank: RankState) -> set[str]:
+    return {group.backend for group in rank.groups}
+
+
 def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
     """3 cannot heal, 2 silent for longer than its cause allows on any of the clocks, 1 slow, 0 a person holds it."""
     limits = scene.limits
@@ -122,8 +127,8 @@ def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
         return 3 if finding.ready else 1
     if finding.limit == "never":
         return 0
-    watch = scene.state.watches.get(finding.rank)
-    if watch is not None and watch.looks == 0 and scene.ranks[finding.rank].process is not None:
+    rank, watch = scene.ranks[finding.rank], scene.state.watches.get(finding.rank)
+    if watch is not None and watch.looks == 0 and rank.process is not None:
         return 1
     for since, timeout, first, _, kind in running:
         if finding.limit == "compile":
@@ -136,6 +141,8 @@ def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
             allowed = limits.pause_after_s(timeout, first=first)
         else:
             allowed = limits.stuck_after_s(timeout, first=first)
+        if finding.cause == "not_entered" and "gloo" in _backends(rank) and fresh_stack(rank, since) is None:
+            allowed += limits.stack_s  # it may itself wait for a message, which only its stack shows
         if scene.age(_silent_from(finding, since, scene)) - scene.lag(finding.rank) >= allowed:
             return 2
     return 1
