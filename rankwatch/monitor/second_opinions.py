@@ -25,7 +25,7 @@ class SecondOpinions:
     def into(self, snapshot: JobSnapshot, suspected: bool) -> JobSnapshot:
         """The snapshot with the GPUs of its ranks, and with NCCL's RAS while something is suspected in a group on NCCL."""
         states = list(snapshot.ranks().values())
-        self._nccl = self._nccl or any(group.backend == "nccl" for rank in states for group in rank.groups)
+        self._nccl = self._nccl or any("nccl" in group.backend for rank in states for group in rank.groups)
         self._on_gpus = self._on_gpus or self._nccl or any(rank.memory for rank in states)
         if self._on_gpus and not snapshot.final:
             self._gpus.look(suspected)

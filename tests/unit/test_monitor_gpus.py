@@ -307,14 +307,15 @@ def job_on(backend: str) -> JobSnapshot:
     return JobSnapshot(0.0, 0.0, 2, 0, (NodeReport("n", ranks),))
 
 
-def test_ras_is_asked_only_while_something_is_suspected_on_nccl():
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+def test_ras_is_asked_only_while_something_is_suspected_on_nccl(backend):
     asked: list[dict[int, int]] = []
     ras = Strict(look=lambda pids: asked.append(dict(pids)), close=lambda: None)
     opinions = SecondOpinions({}, (), GpuWatch("off"), ras)  # type: ignore[arg-type]
     opinions.into(job_on("gloo"), suspected=True)
-    opinions.into(job_on("nccl"), suspected=False)
+    opinions.into(job_on(backend), suspected=False)
     assert asked == []
-    opinions.into(job_on("nccl"), suspected=True)
+    opinions.into(job_on(backend), suspected=True)
     assert asked == [{0: 6381, 1: 6382}]
 
 

@@ -116,10 +116,6 @@ def _silent_from(finding: Finding, since: float, scene: Scene) -> float:
     return max(watched, finding.silent_from or 0.0) if finding.limit == "compile" else watched
 
 
-def _backends(rank: RankState) -> set[str]:
-    return {group.backend for group in rank.groups}
-
-
 def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
     """3 cannot heal, 2 silent for longer than its cause allows on any of the clocks, 1 slow, 0 a person holds it."""
     limits = scene.limits
@@ -130,6 +126,7 @@ def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
     rank, watch = scene.ranks[finding.rank], scene.state.watches.get(finding.rank)
     if watch is not None and watch.looks == 0 and rank.process is not None:
         return 1
+    gloo = any(group.backend == "gloo" for group in rank.groups)
     for since, timeout, first, _, kind in running:
         if finding.limit == "compile":
             allowed = limits.compile_silent_s
@@ -141,7 +138,7 @@ def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
             allowed = limits.pause_after_s(timeout, first=first)
         else:
             allowed = limits.stuck_after_s(timeout, first=first)
-        if finding.cause == "not_entered" and "gloo" in _backends(rank) and fresh_stack(rank, since) is None:
+        if finding.cause == "not_entered" and gloo and fresh_stack(rank, since) is None:
             allowed += limits.stack_s  # it may itself wait for a message, which only its stack shows
         if scene.age(_silent_from(finding, since, scene)) - scene.lag(finding.rank) >= allowed:
             return 2

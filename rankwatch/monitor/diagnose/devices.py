@@ -171,7 +171,7 @@ def _who(entry: RasRank) -> str:
 
 def _missing(wait: Wait, members: Sequence[int], gpus: Mapping[int, Gpu], scene: Scene) -> list[str]:
     """Exactly what could not be looked at, of a collective on NCCL."""
-    if wait.backend != "nccl":
+    if not wait.on_nccl:
         return []
     found = []
     known = [rank for rank in members if wait.view is not None and (entry := wait.view.at_frontier().get(rank)) is not None and entry.started is not None]

@@ -172,7 +172,7 @@ def all_in(wait: Wait, scene: Scene) -> Picture:
     limit = scene.limits.stuck_after_s(wait.timeout_s, first=True)
     known = devices.look(wait, members, scene)
     says = f"all ranks are in {words.place(wait)} and it does not complete for {waited:.0f} s"
-    says += f"; {known.says}" if known.culprits or wait.backend == "nccl" else ""
+    says += f"; {known.says}" if known.culprits or wait.on_nccl else ""
     entered = f"all {len(wait.ranks)} ranks have entered #{wait.seq} with equal operations: no divergence of the code"
     not_read = (f"operations of {words.ranks_text(wait.unread)}",) if wait.unread else ()
     named = Finding(known.culprits[0], "all_entered", known.domain, confidence=known.confidence, advice=known.advice) if known.culprits else None

@@ -58,6 +58,11 @@ class Wait:
         """Whether it is a rendezvous in the store."""
         return self.kind in ("creation", "init")
 
+    @property
+    def on_nccl(self) -> bool:
+        """Of a group with both ("cpu:gloo,cuda:nccl", torch's default) this is so for NCCL's side."""
+        return "nccl" in self.backend and ":gloo" not in self.name
+
 
 def track_opens(before: State, views: Mapping[GroupKey, View], offsets: Mapping[int, float], snapshot: JobSnapshot) -> dict[tuple[int, str, int], Open]:
     """Since when each open entry has been open: the recorder's word if it was read, else our first sight. Never changes once sure."""
