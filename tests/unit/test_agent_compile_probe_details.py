@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -276,11 +277,24 @@ def test_texts_that_are_too_many_are_dropped_and_counted(fake: FakeRank, clock: 
 # -- who asked
 
 
+class OfOneThread:
+    """torch's config from 2.13 on: what one thread sets, others do not see. Each thread has its own values over the defaults."""
+
+    def __init__(self, **defaults: Any) -> None:
+        self.__dict__["_own"], self.__dict__["_defaults"] = threading.local(), defaults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name, self._defaults.get(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._own, name, value)
+
+
 @pytest.fixture
 def asked(fake: FakeRank, monkeypatch: pytest.MonkeyPatch) -> Asked:
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         monkeypatch.delenv(name, raising=False)
-    utils = SimpleNamespace(config=SimpleNamespace(disable=False, suppress_errors=False), graph_break_reasons=[])
+    utils = SimpleNamespace(config=OfOneThread(disable=False, suppress_errors=False, recompile_limit=8), graph_break_reasons=[])
     compiles = Compiles(fake.rank, fake.rank.probes["compile"], utils)
     return compiles.asked
 
@@ -332,10 +346,29 @@ def test_what_switches_the_compiler_off_is_said(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    asked._utils.config.disable = config
+    asked._configured._utils.config.disable = config
+    one_step(fake)
     assert asked.disabled() == said
-    asked._changed()
+    in_another_thread(asked._changed)
     assert fake.record("compile")["disabled"] == said
+
+
+def test_a_limit_that_the_user_has_set_outlives_the_heartbeat_which_cannot_see_it(fake: FakeRank, asked: Asked) -> None:
+    asked._configured._utils.config.recompile_limit = 64
+    in_file("/home/u/train.py", asked.wrap(lambda **kwargs: None))()
+    in_another_thread(asked._changed)
+    assert fake.record("compile")["limit"] == 64
+
+
+def one_step(fake: FakeRank) -> None:
+    for stepped in fake.rank.on_step:
+        stepped(time.monotonic_ns() + 2_000_000_000)
+
+
+def in_another_thread(call: Any) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 def test_a_new_stance_is_seen_at_the_next_beat(fake: FakeRank, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

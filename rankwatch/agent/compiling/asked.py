@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from rankwatch.agent.clock import clock
 from rankwatch.agent.guard import guarded
 from rankwatch.agent.sources import is_torch_or_stdlib, is_users
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from rankwatch.agent.compiling.configured import Configured
     from rankwatch.agent.guard import Probe
 
 _ENTRIES = ("/torch/_dynamo/eval_frame.py", "/torch/__init__.py", "/torch/nn/modules/module.py", "/torch/compiler/__init__.py")
@@ -28,8 +30,8 @@ _WRITTEN_AT_ONCE = 16  # calls; a model may wrap a thousand blocks
 class Asked:
     """Calls of torch.compile by the user's code: count, first line, backends; how many of them are switched off where they are made."""
 
-    def __init__(self, probe: Probe, utils: Any, changed: Callable[[], None]) -> None:
-        self._utils, self._changed = utils, changed
+    def __init__(self, probe: Probe, configured: Configured, changed: Callable[[], None]) -> None:
+        self._configured, self._changed = configured, changed
         self._state = ("", "")
         self.requested: dict[str, Any] = {"count": 0, "disabled": 0, "first_at": "", "backends": []}
         guard = guarded(probe)
@@ -55,7 +57,7 @@ class Asked:
         """What goes into the totals."""
         self._state = (self.stance(), self.disabled())
         found: dict[str, Any] = {"requested": self.requested, "stance": self._state[0], "disabled": self._state[1]}
-        if getattr(getattr(self._utils, "config", None), "suppress_errors", False):
+        if self._configured.suppress_errors:
             found["suppress_errors"] = True
         return found
 
@@ -71,7 +73,7 @@ class Asked:
         """What switches torch.compile off for the whole process; "" when nothing does."""
         if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
             return "TORCHDYNAMO_DISABLE=1"
-        if not getattr(getattr(self._utils, "config", None), "disable", False):
+        if not self._configured.disable:
             return ""
         return "TORCH_COMPILE_DISABLE=1" if os.environ.get("TORCH_COMPILE_DISABLE") == "1" else "torch._dynamo.config.disable"
 
@@ -79,6 +81,7 @@ class Asked:
         at = _users_call(frame)
         if not at:
             return  # torch wraps something of its own
+        self._configured.look(clock.now_ns())
         found = self.requested
         found["count"] += 1
         found["disabled"] += bool(kwargs.get("disable")) or os.environ.get("TORCHDYNAMO_DISABLE") == "1"

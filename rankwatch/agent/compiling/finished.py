@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankwatch.agent.clock import clock
 from rankwatch.agent.compiling.asked import Asked
 from rankwatch.agent.compiling.breaks import Breaks
+from rankwatch.agent.compiling.configured import Configured
 from rankwatch.agent.compiling.live import LiveCompiles
 from rankwatch.agent.compiling.names import digest, fingerprint, frame_name, ordinal
 from rankwatch.agent.compiling.records import SECONDS, fail_at, fields_of, first_words, outcome_of, own_seconds, seconds_of
@@ -30,7 +31,6 @@ _REASON_BYTES = 300
 _PHASE_LEAST_NS = 1_000_000
 _WRITE_LEAST_NS = 1_000_000_000  # between two writes of the totals here, while heartbeats come: they write what is left, twice a second
 _BEATS_STOPPED_NS = 2_000_000_000
-_LIMIT_LEAST_NS = 1_000_000_000  # between two looks at the recompile limit: torch's configuration is slow to read
 _WORST = ("hit", "disabled", "bypass", "miss")
 _CACHE_EVENTS = {f"{prefix}_{result}": (layer, result) for prefix, layer in (("fx_graph_cache", "fx"), ("autograd_cache", "aot")) for result in _WORST}
 
@@ -40,18 +40,20 @@ class Compiles:
 
     def __init__(self, rank: Rank, probe: Probe, utils: Any) -> None:
         self._rank, self._probe, self._utils = rank, probe, utils
+        self.configured = Configured(utils)
         self.live = LiveCompiles(probe, rank.threads, utils)
-        self.asked = Asked(probe, utils, self.write)
+        self.asked = Asked(probe, self.configured, self.write)
         self.work = Work(probe, rank.threads, self.live.spent_ns)
         self._texts = Texts(rank.slot)
         self._breaks = Breaks(rank.slot, self._texts, utils)
         guard = guarded(probe)
+        rank.on_step.append(guard(self.configured.stepped))
         self.beat, self.last_words = guard(self.beat), guard(self.last_words)  # type: ignore[method-assign]
         self.by_frame: dict[str, list[Any]] = {}
         self._longest: dict[str, list[Any]] = {}  # the _SHOWN_FRAMES entries of by_frame with most seconds
         self._least = 0.0  # seconds that none of them is below
         self._changes = self._written = 0  # of the totals
-        self._written_ns = self._beat_ns = self._limit_ns = 0
+        self._written_ns = self._beat_ns = 0
         self.totals: dict[str, Any] = {
             "frames": 0,
             "library": 0,
@@ -100,6 +102,8 @@ class Compiles:
         fail_reason, fail_type = get("fail_reason") or "", get("fail_type")
         seconds, times = (get("duration_us") or 0) / 1e6, seconds_of(fields)
         operations, cache_size = get("graph_op_count") or 0, get("cache_size")
+        if kind == "forward":  # the others may end on a thread of autograd's
+            self.configured.look(clock.now_ns())
         outcome = outcome_of(fail_type, fail_reason, live.one_graph and bool(started_ns))
         library = kind == "forward" and bool(file) and not operations and outcome in ("", "skipped") and is_torch_or_stdlib(str(file))
         mark = fingerprint(fields) if kind == "forward" and operations else ""
@@ -144,7 +148,7 @@ class Compiles:
                 recompile_reason=reason,
                 cache_size=cache_size,
                 accumulated_cache_size=get("accumulated_cache_size"),
-                limit=self._limit(),
+                limit=self.configured.recompile_limit,
                 graph_ops=operations,
                 graph_nodes=get("graph_node_count"),
                 graph_inputs=get("graph_input_count"),
@@ -186,7 +190,7 @@ class Compiles:
         totals["graph_breaks"], totals["last_break"] = self._breaks.count, self._breaks.last
         totals["texts_dropped"] = self._texts.dropped
         totals.update(self.work.fields())
-        self._limit()
+        totals["limit"] = self.configured.recompile_limit
         totals.update(self.asked.fields())
         self._rank.slot.write_json("compile", totals)
 
@@ -276,19 +280,10 @@ class Compiles:
         if frame not in self.totals["limited"] and len(self.totals["limited"]) < _LIMITED_FRAMES:
             self.totals["limited"].append(frame)
         limit_type = "accumulated_recompile_limit" if "accumulated" in fail_reason else "recompile_limit"
-        entry, limit = self.by_frame.get(frame), self._config(limit_type)
+        entry, limit = self.by_frame.get(frame), self.configured.value(limit_type)
         size = entry[3] + 1 if entry and entry[0] else None
         if limit_type == "recompile_limit" and isinstance(limit, int):
             size = max(size or 0, limit)
         if entry and size:
             entry[3] = size
         self._rank.slot.event("recompile_limit", **shared, limit_type=limit_type, limit=limit, last_reason=reason, cache_size=size)
-
-    def _limit(self) -> Any:
-        now_ns = clock.now_ns()
-        if now_ns - self._limit_ns >= _LIMIT_LEAST_NS:
-            self._limit_ns, self.totals["limit"] = now_ns, self._config("recompile_limit")
-        return self.totals["limit"]
-
-    def _config(self, name: str) -> Any:
-        return getattr(getattr(self._utils, "config", None), name, None)
