@@ -412,7 +412,11 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One launcher's view. One node is n = 1, with age 0 and offset 0."""
+    """One launcher's view. One node is n = 1, with age 0 and offset 0.
+
+    A node whose launcher does not answer has no `ranks`: they are unknown. silent_ranks: those that it had, by its last answer or its announcement;
+    report_age_s: since its last answer, or since it was announced; problem: why nothing comes ("timed out", "connection refused", another version).
+    """
 
     node: str
     ranks: tuple[RankState, ...]
@@ -420,6 +424,8 @@ class NodeReport:
     report_age_s: float = 0.0
     clock_offset_s: float = 0.0  # what to add to this node's wall clock to get the judge's
     gpu_note: str = ""  # why its ranks have no `gpu`, or none any more
+    silent_ranks: tuple[int, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,6 +636,7 @@ class Status:
     forgotten: dict[str, int] = field(default_factory=dict)  # closed incidents beyond that bound, by gravest verdict
     forgotten_lost_rank_s: float = 0.0
     waiting: tuple[Waited, ...] = ()  # over the whole run, costliest first
+    judge: str = ""  # another launcher judges the whole job: its status page, or its node; verdicts and incidents are there
     compile: Mapping[str, Any] = field(default_factory=dict)  # what all ranks compiled, see monitor/compiles; {} while nothing is known
     numerics: dict[str, Any] = field(default_factory=dict)  # monitor/numerics.py's document; {} while the probe is off
     health: MonitorHealth = MonitorHealth()
