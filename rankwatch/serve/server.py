@@ -89,6 +89,12 @@ class Server:
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": POLL_S}, name="rankwatch-http", daemon=True).start()
         return self.url
 
+    @property
+    def port(self) -> int:
+        """The one that it listens on, 0 while it does not."""
+        http = self._http
+        return http.server_port if http is not None else 0
+
     def stop(self) -> None:
         """Stop accepting and cut every connection, at once."""
         http, self._http = self._http, None

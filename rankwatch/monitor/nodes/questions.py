@@ -1,0 +1,60 @@
+"""What a judge asks another launcher, as request targets, and what the launcher reads out of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+from urllib.parse import quote, urlsplit
+
+from rankwatch.wire.ranks import compress, expand
+
+ROOT = "/peer/v1/"
+SCHEMA = 1
+Kind = Literal["stacks", "native_stack", "recorder", "ping"]
+_FIELDS: dict[str, Kind] = {"stacks": "stacks", "native": "native_stack", "recorder": "recorder", "ping": "ping"}
+MAX_RANKS = 64
+"""Of one kind in one question; the line of a request is limited."""
+MAX_URL = 512
+MAX_NUMBER = 1 << 62
+
+
+def report(base: int | None, events_after: int, wants: Mapping[Kind, Iterable[int]], judge_url: str) -> str:
+    """The target that asks for a report beyond `base`, and for evidence of ranks on the way."""
+    fields = [f"events={events_after}"]
+    if base is not None:
+        fields.append(f"base={base}")
+    for name, kind in _FIELDS.items():
+        ranks = sorted(wants.get(kind, ()))[:MAX_RANKS]
+        if ranks:
+            fields.append(f"{name}={compress(ranks)}")
+    if judge_url and len(judge_url) <= MAX_URL:
+        fields.append(f"judge={quote(judge_url, safe=':/')}")
+    return f"{ROOT}report?{'&'.join(fields)}"
+
+
+def number(query: Mapping[str, str], name: str) -> int | None:
+    """A number of the query, None where it is missing. ValueError where it is none."""
+    text = query.get(name, "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) > MAX_NUMBER:
+        raise ValueError(f"{name}={text[:40]!r} is no number")
+    return int(text)
+
+
+def wants(query: Mapping[str, str], local: Sequence[int]) -> dict[Kind, set[int]]:
+    """The evidence that is asked for, of local ranks. ValueError where the ranks cannot be read."""
+    ours = set(local)
+    asked = {kind: ours & set(expand(query.get(name, ""), MAX_RANKS)) for name, kind in _FIELDS.items()}
+    return {kind: ranks for kind, ranks in asked.items() if ranks}
+
+
+def page_url(text: str) -> str:
+    """The address of a page as given by another launcher, "" where it is none that could be shown."""
+    if len(text) > MAX_URL or not text.isascii() or not text.isprintable() or any(letter in "\"'<> " for letter in text):
+        return ""
+    try:
+        parts = urlsplit(text)
+        return text if parts.scheme in ("http", "https") and parts.hostname else ""
+    except ValueError:
+        return ""
