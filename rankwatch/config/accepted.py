@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable
@@ -61,6 +62,33 @@ def listen(value: Any) -> str:
     if any(c.isspace() or c in "/@" for c in host) or (":" in host and not bracketed):
         raise ValueError(accepted)
     return value
+
+
+def host_port(text: str) -> tuple[str, int | None]:
+    """(host, port or None) of "node05", "node05:27480", "10.0.0.5", "fd00::5", "[fd00::5]:27480". ValueError says what is accepted."""
+    accepted = "HOST or HOST:PORT with a port from 1 to 65535, such as 10.0.0.5:27480 or [fd00::5]:27480"
+    host, port = text, ""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(accepted)
+        port = rest[1:] if rest else ""
+        if rest and not port:
+            raise ValueError(accepted)
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+        if not port:
+            raise ValueError(accepted)
+    if not host or not all(c.isascii() and (c.isalnum() or c in "._:%-") for c in host) or (":" in host and not _is_ip(host)):
+        raise ValueError(accepted)
+    if port and not (port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
+        raise ValueError(accepted)
+    return host, int(port) if port else None
+
+
+def peer_address(value: Any) -> str:
+    host_port(text(value))
+    return str(value)
 
 
 def url(value: Any) -> str:
@@ -135,3 +163,11 @@ def limit_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError("NAME=VALUE with a name of the policy table, such as notice_s=10")
     return name
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

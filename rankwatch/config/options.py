@@ -20,6 +20,8 @@ class Options:
     listen: str = "127.0.0.1:27435"
     external_url: str = ""
     token_file: str = ""
+    peers: str = ""
+    peer_address: str = ""
     stuck_after_s: float | None = None
     on_stuck: str = "observe"
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -70,6 +72,22 @@ OPTIONS = (
     ),
     Option("external-url", "external_url", "URL", "address under which people reach the status page, for links", accepted.url),
     Option("token-file", "token_file", "FILE", "file with the token that the status page asks for", accepted.path),
+    Option(
+        "peers",
+        "peers",
+        "FILE|LIST",
+        "where the launchers of a job of many nodes listen, when they cannot find each other through torchrun's store: HOST:PORT,HOST:PORT,... in the order of"
+        " --node-rank, or a file with one a line; the same on every node, with --token-file",
+        accepted.path,
+    ),
+    Option(
+        "peer-address",
+        "peer_address",
+        "HOST[:PORT]",
+        "address under which the other nodes reach this launcher, and the port that it listens on (default: torchrun's --local-addr, else the address that"
+        " leads to node 0; any free port)",
+        accepted.peer_address,
+    ),
     Option(
         "stuck-after",
         "stuck_after_s",

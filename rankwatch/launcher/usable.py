@@ -1,4 +1,4 @@
-"""Whether what the options name is there on this machine, before a job depends on it: the token, the incident command, an address that needs a token."""
+"""Whether what the options name is there on this machine, before a job depends on it: the token, the list of nodes, the incident command, addresses."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def problems(options: Options) -> Iterator[Problem]:
     elif options.listen != "off" and not is_loopback(parse(options.listen)[0]):
         text = f"{options.listen} is no loopback address and needs a token: give --token-file FILE; until then a run listens on 127.0.0.1 only"
         yield Problem("listen", _origin(options, "listen"), text, "the status page and /metrics at that address", refused=False)
+    if options.peers:
+        from rankwatch.launcher.listed import read
+
+        lost = "the list: the launchers look for each other in torchrun's store instead"
+        try:
+            read(options.peers)
+        except ValueError as error:
+            yield Problem("peers", _origin(options, "peers"), str(error), lost)
+        else:
+            if not options.token_file:
+                text = "it needs --token-file FILE, with the same text on every node: without a store nothing else gives the launchers a secret"
+                yield Problem("peers", _origin(options, "peers"), f"{text}; make one, such as: openssl rand -hex 16 > FILE", lost)
     if why := _missing_program(options.on_incident):
         yield Problem("on-incident", _origin(options, "on_incident"), why, "every call of the command: nobody is paged")
 
@@ -59,6 +71,8 @@ def settled(options: Options) -> Options:
         warnings.append(f"{problem}; lost until then: {problem.lost}")
         if problem.option == "token-file":
             options = replace(options, listen="off", origins={**options.origins, "listen": problem.origin})
+        if problem.option == "peers":
+            options = replace(options, peers="")
     return replace(options, warnings=tuple(warnings))
 
 

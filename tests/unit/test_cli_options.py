@@ -28,6 +28,8 @@ def test_the_options_are_exactly_those_that_work():
         "--listen",
         "--external-url",
         "--token-file",
+        "--peers",
+        "--peer-address",
         "--stuck-after",
         "--on-stuck",
         "--limit",
@@ -121,6 +123,9 @@ def test_an_unknown_limit_is_refused_by_every_command_before_torch_is_loaded(cap
         ("--on-incident", "/nope/page --loud", "--on-incident: /nope/page does not exist; correct the path"),
         ("--on-incident", "no-such-pager 'x'", "--on-incident: there is no command 'no-such-pager' here; give its path, or install it"),
         ("--on-incident", "page 'x", "(No closing quotation); correct the quotes"),
+        ("--peers", "/nope/nodes", "--peers: /nope/nodes cannot be read (No such file or directory); write HOST:PORT of each node into it"),
+        ("--peers", "a:1,b", "--peers: line 1: 'b' is not accepted; it takes HOST:PORT: a port of its own"),
+        ("--peers", "a:1,b:1", "--peers: it needs --token-file FILE, with the same text on every node"),
     ],
 )
 def test_what_an_option_names_has_to_be_there_before_a_job_starts(capsys, command, option, value, words):
@@ -136,6 +141,26 @@ def test_a_mistake_of_a_file_or_a_variable_stops_no_job_and_opens_no_unguarded_p
         " lost until then: the status page and /metrics: nothing is served without the token",
         "RANKWATCH_ON_INCIDENT: /nope/page does not exist; correct the path; lost until then: every call of the command: nobody is paged",
     )
+
+
+def test_a_list_of_nodes_in_a_file_names_its_line_and_gives_way_to_the_store(tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("# the big job\nnode0:27480\nnode1:port\n")
+    options = usable.settled(load((), {"RANKWATCH_PEERS": str(nodes)}, ()))
+    assert options.peers == ""
+    assert options.warnings == (
+        f"RANKWATCH_PEERS: {nodes}: line 3: 'node1:port' is not accepted; it takes HOST or HOST:PORT with a port from 1 to 65535, such as 10.0.0.5:27480"
+        " or [fd00::5]:27480; correct it; lost until then: the list: the launchers look for each other in torchrun's store instead",
+    )
+
+
+def test_a_list_with_a_token_file_is_no_problem(tmp_path):
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "nodes").write_text("node0:1\nnode1:1\n")
+    for given in (str(tmp_path / "nodes"), "node0:1,[fd00::1]:1"):
+        options = Options(peers=given, token_file=str(tmp_path / "token"))
+        assert list(usable.problems(options)) == []
+        assert usable.settled(options).peers == given
 
 
 @pytest.mark.parametrize("command", ["true", "test -e x", "cat > /dev/null", "X=1 page", "$PAGER x", "{ echo; }", "if true; then :; fi", sys.executable])

@@ -27,6 +27,8 @@ def test_defaults_are_those_of_the_contract():
         listen="127.0.0.1:27435",
         external_url="",
         token_file="",
+        peers="",
+        peer_address="",
         stuck_after_s=None,
         limits={},
         no_probe=(),
@@ -98,6 +100,13 @@ def test_durations_take_a_unit(text, seconds):
         ("label", "9x=1", "K=V with K of letters"),
         ("label", "__name__=1", "__"),
         ("limit", "notice_s=soon", "seconds"),
+        ("peers", "", "a path"),
+        ("peer-address", "node 5", "HOST or HOST:PORT"),
+        ("peer-address", "node5:", "HOST or HOST:PORT"),
+        ("peer-address", "10.0.0.5:0", "a port from 1 to 65535"),
+        ("peer-address", "fd00::5:x", "[fd00::5]:27480"),
+        ("peer-address", "[fd00::5", "[fd00::5]:27480"),
+        ("peer-address", "http://node5", "HOST or HOST:PORT"),
     ],
 )
 def test_a_bad_value_is_refused_with_flag_value_and_what_is_accepted(name, value, accepted):
@@ -110,6 +119,11 @@ def test_a_bad_value_is_refused_with_flag_value_and_what_is_accepted(name, value
 @pytest.mark.parametrize("value", ["127.0.0.1:0", "[::1]:27435", "node-7.cluster:9", "off"])
 def test_listen_takes_hosts_ipv6_and_off(value):
     assert load([("listen", value)], {}, ()).listen == value
+
+
+@pytest.mark.parametrize("value", ["node-5.cluster", "node5:27480", "10.0.0.5", "fd00::5", "[fd00::5]:27480", "[fe80::1%eth0]:9"])
+def test_a_peer_address_takes_hosts_with_and_without_a_port(value):
+    assert load([("peer-address", value)], {}, ()).peer_address == value
 
 
 IGNORED = "; it is ignored: correct it there, `rankwatch config` shows what holds instead"
