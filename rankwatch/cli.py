@@ -22,14 +22,17 @@ from rankwatch.shown import TAG, clean
 COMMANDS = {
     "torchrun": "run torchrun, supervised; every torchrun argument follows",
     "demo": "a job of four ranks on this machine in which one recompiles alone and one goes missing",
-    "doctor": "what works here, and what to do about what does not",
+    "doctor": "what works here, and what to do about what does not; --peers: whether the nodes of a job reach each other",
     "report": "show the incidents of a run",
     "ls": "list the runs of a directory",
     "ablate": "run the same command once per torch.compile backend, and name the layer or the frame that is to blame",
     "compile": "what every rank compiled, where they differ, what to change; of a running job or a run",
     "config": "show every option, its value and where it comes from",
 }
-"""name -> help. A command is the module rankwatch.commands.<name> with `main(argv, options) -> int`; one without its module is not offered."""
+"""name -> help. A command is the module rankwatch.commands.<name> with `main(argv, options) -> int`; one without its module is not offered.
+
+FLAGS of such a module: its own flags that rankwatch's options have too.
+"""
 
 STARTS_JOBS = ("torchrun", "demo", "ablate")
 EXIT_USAGE = 2
@@ -65,11 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(str(error))
     for warning in options.warnings:
         say(warning)
-    run = import_module(f"rankwatch.commands.{command}").main
+    module = import_module(f"rankwatch.commands.{command}")
+    run = module.main
     try:
         return int(run(rest, options)) if command == "torchrun" else _printing(lambda: int(run(rest, options)))
     except SystemExit as end:
-        misplaced = {option.flag for option in OPTIONS} & {word.partition("=")[0] for word in rest}
+        misplaced = {option.flag for option in OPTIONS} & {word.partition("=")[0] for word in rest} - set(getattr(module, "FLAGS", ()))
         if end.code == EXIT_USAGE and misplaced:
             say(f"{', '.join(sorted(misplaced))} is rankwatch's: it goes before the word {command}")
         raise

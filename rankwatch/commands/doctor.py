@@ -1,6 +1,7 @@
 """`rankwatch doctor`: what works on this machine, which verdicts are lost where something does not, and what to do about it.
 
 It starts one real rank (a gloo world of one, a compile, an optimizer step) under the agent and looks at it as the monitor would.
+With --peers it looks at the network between the nodes instead: commands/peers/.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import rankwatch
+from rankwatch.commands.peers.command import add_arguments, run
 from rankwatch.config import Options, place
 from rankwatch.launcher.inject import inject
 from rankwatch.launcher.slots import SlotDirectory
@@ -33,6 +35,7 @@ from rankwatch.wire.env import slot_name, socket_name
 READY_S = 120.0  # a cold import of torch from a network file system takes its time
 OK, DEGRADED, MISSING, NOT_APPLICABLE = "ok", "degraded", "missing", "n/a"
 FULL, PARTLY, NONE = 0, 3, 4
+FLAGS = ("--peers",)
 _RANK = Path(__file__).with_name("doctor_rank.py")
 
 _LOST = {
@@ -59,15 +62,19 @@ class Check:
 
 
 def main(argv: list[str], options: Options) -> int:
-    """0: full supervision, 3: degraded (the lost verdicts are listed), 4: none, 2: wrong usage."""
+    """0: full supervision, 3: degraded (the lost verdicts are listed), 4: none, 2: wrong usage. With --peers: as commands/peers/command.py says."""
     parser = argparse.ArgumentParser(
         prog="rankwatch doctor",
-        description="What works here, what does not, and what to do about it.",
-        epilog="Exit codes: 0 full supervision, 2 wrong usage, 3 degraded (the lost verdicts are listed), 4 none.",
+        description="What works here, what does not, and what to do about it; with --peers: whether the nodes of a job reach each other.",
+        epilog="Exit codes: 0 full supervision, 2 wrong usage, 3 degraded (the lost verdicts are listed), 4 none."
+        " With --peers: 0 all nodes reach each other, 3 not all, or clocks or versions differ, 4 this node reaches none or cannot listen.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--quiet", action="store_true", help="print only what does not work")
+    add_arguments(parser)
     arguments = parser.parse_args(argv)
+    if arguments.peers is not None:
+        return run(arguments, options)
     checks = list(examine(options))
     code = exit_code(checks)
     if arguments.json:
