@@ -27,6 +27,8 @@ COMMANDS = {
     "ls": "list the runs of a directory",
     "ablate": "run the same command once per torch.compile backend, and name the layer or the frame that is to blame",
     "compile": "what every rank compiled, where they differ, what to change; of a running job or a run",
+    "rules": "alert rules for Prometheus, as a rule file or a Kubernetes PrometheusRule",
+    "dashboards": "Grafana dashboards as files: Job, Rank, Fleet, Compile",
     "config": "show every option, its value and where it comes from",
 }
 """name -> help. A command is the module rankwatch.commands.<name> with `main(argv, options) -> int`; one without its module is not offered.
