@@ -613,6 +613,8 @@ class MonitorHealth:
     stack_dumps: dict[str, int] = field(default_factory=dict)  # ok | failed | timeout -> count
     last_stack_dump_s: float = 0.0
     last_error: str = ""
+    store_calls: int = 0  # what torchrun's store was asked to find the other nodes' launchers, over all attempts
+    store_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

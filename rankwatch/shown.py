@@ -9,6 +9,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from time import gmtime, strftime
 from typing import Any
 
@@ -22,6 +23,7 @@ HEARTBEAT_STALE_S = 10.0
 IN_FLIGHT_SHOWN_S = 0.5
 """A healthy rank always has a collective in flight for moments; a younger one is `running`."""
 RECORDER_FRESH_S = 10.0
+SHORT_LINE = 200
 VERDICT_ORDER = ("recovered", "straggler", "slow", "timeout_imminent", "stuck", "diverged", "failed")
 """From harmless to grave."""
 
@@ -36,7 +38,14 @@ def clean(text: object) -> str:
 
 def one_line(text: object) -> str:
     """`text` cleaned, every run of white space one blank."""
-    return clean(" ".join(str(text).split()))
+    words = text if type(text) is str else str(text)
+    return _short_line(words) if len(words) <= SHORT_LINE else clean(" ".join(words.split()))
+
+
+@lru_cache(maxsize=4096)
+def _short_line(text: str) -> str:
+    """Thousands of ranks say the same few things at every look."""
+    return clean(" ".join(text.split()))
 
 
 def cut(text: str, limit: int) -> str:
@@ -301,8 +310,19 @@ def enqueued(state: RankState) -> int | None:
     return known if known is not None else max(seqs, default=None)
 
 
+_views: tuple[JobSnapshot | None, tuple[Incident, ...], tuple[Verdict, ...], dict[int, RankView]] = (None, (), (), {})
+
+
 def rank_views(status: Status) -> dict[int, RankView]:
-    """What every reported rank does, by rank."""
+    """What every reported rank does, by rank. Those of the newest picture are kept: pages, API and metrics share them. Do not change what this returns."""
+    global _views
+    kept = _views
+    if status.snapshot is None or kept[0] is not status.snapshot or kept[1] is not status.open_incidents or kept[2] is not status.verdicts:
+        kept = _views = (status.snapshot, status.open_incidents, status.verdicts, _rank_views(status))
+    return kept[3]
+
+
+def _rank_views(status: Status) -> dict[int, RankView]:
     snapshot = status.snapshot
     if snapshot is None:
         return {}

@@ -70,9 +70,9 @@ def samples(status: Status, ledger: Ledger, last_render_s: float) -> Iterator[Sa
 
 
 def own_reports(status: Status) -> tuple[NodeReport, ...]:
-    """The reports of the launcher's own node; a sole report is its own whatever its name."""
+    """The launcher's own report: the sole one, or the first of that host name (a judge's own comes first; two launchers may share a host)."""
     nodes = status.snapshot.nodes if status.snapshot else ()
-    return nodes if len(nodes) == 1 else tuple(report for report in nodes if report.node == status.job.node)
+    return nodes if len(nodes) == 1 else tuple(report for report in nodes if report.node == status.job.node)[:1]
 
 
 # -- the job ---------------------------------------------------------------------------------------------------------

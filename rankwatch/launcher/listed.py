@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from rankwatch.launcher.addresses import listed
+from rankwatch.launcher.discovery import Operations
 from rankwatch.monitor.nodes.peer import Peer
 
 MAX_LIST_BYTES = 1 << 20
@@ -107,6 +108,11 @@ class Listed:
     def peers(self) -> tuple[Peer, ...]:
         """The others, for node 0."""
         return () if self._group_rank else self._all[1:]
+
+    @property
+    def operations(self) -> Operations:
+        """No store is asked."""
+        return Operations()
 
     @property
     def problem(self) -> str:

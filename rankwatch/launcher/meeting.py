@@ -1,4 +1,4 @@
-"""The time before any rank runs: torchrun waits in its rendezvous, for other nodes or for an endpoint that does not answer.
+"""The time before any rank runs, and after the last one of a node: torchrun waits for other nodes, or for an endpoint that does not answer.
 
 There is nothing to judge then, and a scheduler may take its time: what is waited for is said now and then, and never paged.
 """
@@ -22,17 +22,17 @@ class Meeting:
         self._said_at_s = said_at_s
         self._over = threading.Event()
 
-    def begin(self, what: Callable[[], str]) -> None:
-        """The wait for `what()` begins; it is asked whenever a line is due. RuntimeError when no thread can be started."""
+    def begin(self, what: Callable[[], str], ranks: str = "no rank runs yet") -> None:
+        """The wait for `what()` begins; it is asked whenever a line is due. ranks: where they are. RuntimeError when no thread can be started."""
         self.end()
         self._over = threading.Event()
-        threading.Thread(target=self._wait, args=(self._over, what), name="rankwatch-meeting", daemon=True).start()
+        threading.Thread(target=self._wait, args=(self._over, what, ranks), name="rankwatch-meeting", daemon=True).start()
 
     def end(self) -> None:
         """The ranks start, or torchrun ends."""
         self._over.set()
 
-    def _wait(self, over: threading.Event, what: Callable[[], str]) -> None:
+    def _wait(self, over: threading.Event, what: Callable[[], str], ranks: str) -> None:
         began = time.monotonic()
         due_s, number = self._said_at_s[0], 0
         while not over.wait(max(0.0, began + due_s - time.monotonic())):
@@ -40,7 +40,7 @@ class Meeting:
                 text = what()
             except Exception as error:
                 text = f"its rendezvous ({type(error).__name__} when it was looked at)"
-            self._say(f"no rank runs yet: torchrun has waited for {due_s:.0f} s for {text}")
+            self._say(f"{ranks}: torchrun has waited for {due_s:.0f} s for {text}")
             number += 1
             due_s = self._said_at_s[number] if number < len(self._said_at_s) else due_s + SAID_EVERY_S
 

@@ -16,6 +16,7 @@ ROOT = "rankwatch-runs"
 LATEST = "latest"
 EARLIER = "earlier"
 _CONTRACT = ("run.json", "events.jsonl", "incidents", "nodes")
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,120}\Z")
 _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -34,22 +35,34 @@ def job_id(environ: Mapping[str, str], rendezvous_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", slurm or rendezvous)[:64].strip("._") or secrets.token_hex(4)
 
 
-def make(given: str | None, job: str, mode: int = 0o700, first_node: bool = True, wall_at: float | None = None, deadline_s: float = DEADLINE_S) -> RunDir:
+def make(
+    given: str | None,
+    job: str,
+    mode: int = 0o700,
+    first_node: bool = True,
+    wall_at: float | None = None,
+    deadline_s: float = DEADLINE_S,
+    name: str = "",
+) -> RunDir:
     """The run's directory. given None: ./rankwatch-runs/<utc>-<job>, with `latest` pointing to it.
 
     A place that cannot be written or does not answer within deadline_s gives way to a new folder in the temp dir, and a note says so.
     A given directory that holds an earlier run is used as it is; the earlier run.json and events.jsonl are kept in earlier/.
     One that lies in a folder rankwatch-runs becomes its `latest` as well.
     first_node: this launcher writes run.json; the others neither move `latest` nor mistake the first one's files for an earlier run's.
+    name: what the first launcher has called its default directory: where both see the same files, that is one directory.
     OSError only when the temp dir cannot be written either.
     """
-    if given is None:
+    if given is None and _NAME.match(name):
+        wanted, how = os.path.join(ROOT, name), "set --run-dir to a place that can be written"
+    elif given is None:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() if wall_at is None else wall_at))
         wanted, how = os.path.join(ROOT, f"{stamp}-{job}"), "set --run-dir to a place that can be written"
     else:
         wanted, how = os.path.expanduser(given), "check --run-dir"
     try:
-        path, notes = _within(deadline_s, lambda: _make(wanted, given is None, mode, first_node))
+        ours = given is None and not _NAME.match(name)
+        path, notes = _within(deadline_s, lambda: _make(wanted, ours, mode, first_node))
     except OSError as error:
         fallback = tempfile.mkdtemp(prefix="rankwatch-run-")
         return RunDir(fallback, (f"run dir {wanted} cannot be used ({_why(error)}); this run's files go to {fallback}; {how}",))

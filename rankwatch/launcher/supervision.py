@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import rankwatch
 from rankwatch.config import Options
@@ -29,11 +29,13 @@ from rankwatch.wire.env import TORCH_TRACE, TRACE_DIR
 
 if TYPE_CHECKING:
     from rankwatch.monitor.action import ExitRequest
+    from rankwatch.monitor.nodes.together import Directory
 
 EVIDENCE_S = 1.5  # how long torchrun's own end of the surviving workers may wait for stacks
 RUN_DIR_WAIT_S = rundir.DEADLINE_S + 2.0  # with --torch-trace the ranks need it from the start
 SLOTS_WAIT_S = 3.0  # a stuck /dev/shm is unheard of; /tmp may be anything
 FINISH_WAIT_S = {True: 1.0, False: 4.0}  # after success, after failure: past what Monitor.stop promises, only for one that hangs
+RUN_NAME_WAIT_S = 4.0  # for the name of the first launcher's run directory
 SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 12.0  # after one that took less, the monitor may have to start first: run directory, imports
 PACKAGE_DIR = os.path.dirname(os.path.abspath(rankwatch.__file__))
 
@@ -42,7 +44,7 @@ class Monitor(Protocol):
     """What this module asks of rankwatch.monitor.loop.Monitor."""
 
     def start(self) -> None: ...
-    def workers_started(self, workers: Workers) -> None: ...
+    def workers_started(self, workers: Workers, directory: Directory | None = None) -> None: ...
     def workers_failing(self, exits: Mapping[int, int], deadline_s: float) -> None: ...
     def ending(self, reason: str) -> None: ...
     def workers_stopped(self, reason: str) -> None: ...
@@ -59,6 +61,13 @@ def make_monitor(options: Options, job: JobInfo, limits: Limits) -> Monitor:
     return Monitor(options, job, limits)
 
 
+def find_others(start: Start, options: Options) -> Directory:
+    """The launchers of the other nodes: listed by --peers, or found through torchrun's store."""
+    from rankwatch.launcher import discovery
+
+    return discovery.directory(start, options)
+
+
 def preload() -> None:
     """Import the monitor while torchrun waits in its rendezvous, so that it takes no processor from the ranks' start."""
     try:
@@ -71,6 +80,7 @@ def preload() -> None:
 class Start:
     """One start of the workers, as the rendezvous has settled it. ranks: local rank -> global rank. rendezvous_id: torchrun's run id.
 
+    store: torchrun's own, through which its agents meet. local_addr: what --local-addr says.
     script_problem: why Python cannot start the job's script; "" where it can.
     """
 
@@ -80,6 +90,8 @@ class Start:
     ranks: Mapping[int, int]
     rendezvous_id: str
     script_problem: str = ""
+    store: Any = None
+    local_addr: str = ""
 
 
 class Supervision:
@@ -93,6 +105,7 @@ class Supervision:
         versions: Mapping[str, str],
         say: Callable[[str], None],
         factory: Callable[[Options, JobInfo, Limits], Monitor] | None = None,
+        find: Callable[[Start, Options], Directory] | None = None,
     ) -> None:
         self._options = options
         self._limits = limits
@@ -100,6 +113,7 @@ class Supervision:
         self._versions = dict(versions)
         self._say = say
         self._factory = factory or make_monitor
+        self._find = find or find_others
         self._aside = Aside("rankwatch-launch")
         self._slots = SlotDirectory()
         self._monitor: Monitor | None = None
@@ -113,6 +127,7 @@ class Supervision:
         self._failed_rank: int | None = None
         self._exit_why = ""  # of the attempt that rankwatch ends
         self._meeting = Meeting(say)
+        self._nnodes = 1
 
     # -- a start of the workers
 
@@ -143,7 +158,7 @@ class Supervision:
 
     def started(self, start: Start, workers: tuple[Worker, ...]) -> None:
         """The workers run. Returns at once: run directory, monitor and the removal of old slots follow aside."""
-        self._pids = {worker.rank: worker.pid for worker in workers}
+        self._pids, self._nnodes = {worker.rank: worker.pid for worker in workers}, start.nnodes
         self._started_at = self._started_at or time.monotonic()
         group = Workers(
             attempt=self._attempt,
@@ -160,9 +175,10 @@ class Supervision:
             nccl_timing=nccl_timing_on({**os.environ, **self._injection.set}),
         )
         self._aside.submit(lambda: self._slots.record_workers([worker.pid for worker in workers]))
+        directory = self._look_for_others(start)
         if self._attempt == 0:
-            self._aside.submit(lambda: self._start_monitor(start, self._injection))
-        self._tell(lambda monitor: monitor.workers_started(group))
+            self._aside.submit(lambda: self._start_monitor(start, self._injection, directory))
+        self._tell(lambda monitor: monitor.workers_started(group, directory))
         if self._attempt == 0:
             self._aside.submit(sweep)
 
@@ -226,6 +242,13 @@ class Supervision:
             attempt = self._attempt + 1
             self._tell(lambda monitor: monitor.restarting(attempt))
 
+    def all_ended(self, limit_s: float | None) -> None:
+        """This node's workers have ended well, and torchrun waits for the other nodes' agents, for limit_s at most."""
+        if self._nnodes <= 1:
+            return
+        at_most = f", for {limit_s:.0f} s at most" if limit_s is not None else ""
+        self._meeting.begin(lambda: f"the launchers of the other nodes (its exit barrier{at_most})", "the ranks of this node have ended")
+
     def finish(self, exit_code: int | None) -> None:
         """The last look, then nothing of ours is left. A second signal ends the waiting, not the clean-up; nothing is raised."""
         self._meeting.end()
@@ -251,9 +274,21 @@ class Supervision:
             return "torchrun stops the workers for a new rendezvous"
         return f"torchrun stops the workers after rank {self._failed_rank} failed"
 
-    def _start_monitor(self, start: Start, injection: Injection) -> None:
+    def _look_for_others(self, start: Start) -> Directory | None:
+        """Where the launchers of the other nodes are found from now on; None in a job of one node, or where that cannot be begun."""
+        if start.nnodes <= 1:
+            return None
         try:
-            job = self._job(start, injection)
+            directory = self._find(start, self._options)
+            directory.start()
+        except Exception as error:
+            self._say(f"other nodes' launchers cannot be looked for ({type(error).__name__}: {error}): this one judges its own ranks")
+            return None
+        return directory
+
+    def _start_monitor(self, start: Start, injection: Injection, directory: Directory | None) -> None:
+        try:
+            job = self._job(start, injection, directory)
             monitor = self._factory(self._options, job, self._limits)
             monitor.start()
             self._monitor = monitor
@@ -273,17 +308,19 @@ class Supervision:
             self._say(f"--torch-trace does nothing: {reason}")
         return None
 
-    def _place_run(self, start: Start) -> rundir.RunDir:
-        """The run's directory, made once."""
+    def _place_run(self, start: Start, directory: Directory | None = None) -> rundir.RunDir:
+        """The run's directory, made once. directory: tells what the first launcher has called its own."""
         if self._run_place is None:
+            first = start.group_rank == 0
+            name = directory.run_name(RUN_NAME_WAIT_S) if directory is not None and not first and self._options.run_dir is None else ""
             self._job_id = rundir.job_id(os.environ, start.rendezvous_id)
-            self._run_place = rundir.make(self._options.run_dir, self._job_id, self._options.run_dir_mode, first_node=start.group_rank == 0)
+            self._run_place = rundir.make(self._options.run_dir, self._job_id, self._options.run_dir_mode, first_node=first, name=name)
             for note in self._run_place.notes:
                 self._say(note)
         return self._run_place
 
-    def _job(self, start: Start, injection: Injection) -> JobInfo:
-        place = self._place_run(start)
+    def _job(self, start: Start, injection: Injection, directory: Directory | None) -> JobInfo:
+        place = self._place_run(start, directory)
         labels = dict(self._options.labels)
         if self._options.owner:
             labels.setdefault("owner", self._options.owner)

@@ -1,8 +1,8 @@
 """Stock torchrun with one name rebound: torch's launcher builds our subclass of its LocalElasticAgent. The only supervisor file that imports torch.
 
 Of the agent four methods are overridden (`_start_workers`, `_monitor_workers`, `_stop_workers`, `_rendezvous`: the same from torch 2.9 to 2.14),
-and `_shutdown`, which torch calls when a signal ends it. Each does what torch does and tells launcher/supervision.py. None of ours is around
-torch's own loop: the traceback that torchrun prints at a signal is torch's.
+`_shutdown`, which torch calls when a signal or an error of its own ends it, and `_exit_barrier`. Each does what torch does and tells
+launcher/supervision.py. None of ours is around torch's own loop: the traceback that torchrun prints at a signal is torch's.
 """
 
 from __future__ import annotations
@@ -162,7 +162,13 @@ def supervised(base: type[Any], supervision: sv.Supervision, signal_exception: t
             if isinstance(cause, signal_exception):
                 name = getattr(getattr(cause, "sigval", None), "name", "a signal")
                 guarded(lambda: supervision.ending(f"{name} to the launcher"))
+            elif isinstance(cause, Exception):  # its rendezvous store is gone, say
+                guarded(lambda: supervision.ending(f"torchrun itself fails with {type(cause).__name__}"))
             return super()._shutdown(*args, **kwargs)
+
+        def _exit_barrier(self, *args: Any, **kwargs: Any) -> Any:
+            guarded(lambda: supervision.all_ended(getattr(self, "_exit_barrier_timeout", None)))
+            return super()._exit_barrier(*args, **kwargs)
 
     SupervisedAgent.__name__ = SupervisedAgent.__qualname__ = base.__name__  # torch names it in logs and metrics
     return SupervisedAgent
@@ -199,6 +205,8 @@ def _start(worker_group: Any) -> sv.Start:
         ranks={worker.local_rank: worker.global_rank for worker in workers},
         rendezvous_id=worker_group.spec.rdzv_handler.get_run_id(),
         script_problem=script_problem(worker_group.spec.entrypoint, worker_group.spec.args),
+        store=worker_group.store,
+        local_addr=worker_group.spec.local_addr or "",
     )
 
 

@@ -44,11 +44,33 @@ class Announcer:
         self._advised: dict[str, tuple[float, str]] = {}  # incident -> when which advice was given
         self._news: set[str] = set()
         self._stepped_at: dict[int, float] = {}
+        self._speaks = True
+        self._left_alone = False  # it was another launcher that spoke for the job before
         self.dropped = 0
 
     def notice(self, text: str) -> None:
         """One line about rankwatch itself."""
-        self._say(lines.notice(text, as_json=self._json))
+        self._put(lines.notice(text, as_json=self._json))
+
+    def speak(self, speaks: bool, status: Status, anew: bool = False) -> None:
+        """Whether this launcher speaks for the job. While another one does only notices are said; after that, what is open then is said first.
+
+        anew: other workers run from now on, under a judge of their own.
+        """
+        if anew:
+            if speaks and not self._speaks:
+                self._watching = self._stepping = False  # the first lines were another launcher's
+            self._left_alone = False
+        elif speaks and not self._speaks:
+            self.notice("the launcher of group rank 0 has stopped asking: this one judges its own ranks, and their incidents are told here")
+            self._left_alone = self._speaks = True
+            for incident in status.open_incidents:
+                self._said.setdefault(incident.id, "")
+                self._say(lines.verdict(incident, status, self._said[incident.id], as_json=self._json))
+        elif not speaks and self._left_alone:
+            self._left_alone = False
+            self.notice("the launcher of group rank 0 asks again: it tells the incidents of the whole job")
+        self._speaks = speaks
 
     def look(self, status: Status, settled: bool) -> None:
         """After every look: the first line once everything is known (settled), the second once all ranks step, BLIND ranks, repeats."""
@@ -153,6 +175,10 @@ class Announcer:
             self._say(lines.stepping(status, after_s=after_s, as_json=self._json))
 
     def _say(self, text: str) -> None:
+        if self._speaks:
+            self._put(text)
+
+    def _put(self, text: str) -> None:
         if not text:
             return
         try:

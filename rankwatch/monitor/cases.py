@@ -6,7 +6,7 @@ is over keeps: the last picture from while it was open, not that of the recovery
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,16 +16,17 @@ from rankwatch.monitor import restarts
 from rankwatch.monitor.announce import Announcer
 from rankwatch.monitor.command import Call, IncidentCommand
 from rankwatch.monitor.diagnose.stacks import group_stacks
-from rankwatch.monitor.evidence import Evidence
+from rankwatch.monitor.evidence import Evidence, reported_stacks
 from rankwatch.monitor.files import RunFiles, as_json
 from rankwatch.monitor.incidents import TORN_DOWN_S, Book, fold, graver
 from rankwatch.monitor.policy import Limits
-from rankwatch.monitor.reader import Reader
 from rankwatch.report import incident as incident_report
 
 REWRITE_EVERY_S = 5.0
 WAITING_SHOWN = 8
 BEFORE_DEATH_S = 2.0
+RECORDERS_COME_S = 5.0
+Recorders = Callable[[Iterable[int]], Mapping[int, Mapping[str, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Cases:
 
     def __init__(self, files: RunFiles, announcer: Announcer, command: IncidentCommand, evidence: Evidence) -> None:
         self.book = Book()
+        self.speaks = True  # False while another launcher judges the whole job: evidence is kept, nobody is called
         self._files = files
         self._announcer = announcer
         self._command = command
@@ -112,7 +114,8 @@ class Cases:
         told += [self._newest(change.incident) for change in self._restarted if not change.quiet]
         for incident in told:
             self._files.event(shown.now_wall(status), "incident_closed", self._fields(incident, incident_report.closed_by(incident, status) or ""))
-        self._command.finish(self._last_call(incident, status) for incident in told)
+        if self.speaks:
+            self._command.finish(self._last_call(incident, status) for incident in told)
 
     def _last_call(self, incident: Incident, status: Status) -> Call:
         reason = incident_report.closed_by(incident, status) or ""
@@ -126,8 +129,8 @@ class Cases:
                 ranks += _shown(change.incident)
         return tuple(dict.fromkeys(ranks))
 
-    def attach(self, changes: Iterable[IncidentChange], reader: Reader | None, status: Status) -> bool:
-        """Put stacks and recorder files that are there into the open incidents; whether any changed.
+    def attach(self, changes: Iterable[IncidentChange], recorders: Recorders, status: Status) -> bool:
+        """Put stacks and recorder files that are there into the open incidents; whether any changed. recorders: gives the newest raw ones.
 
         A stack stays as first taken until the incident gets worse: one that was taken after the trouble has passed shows nothing.
         """
@@ -139,15 +142,24 @@ class Cases:
             ranks = (
                 tuple(status.snapshot.ranks()) if dead and status.snapshot is not None else (*incident.verdict.culprit_ranks, *incident.verdict.waiting_ranks)
             )
-            stacks = self._evidence.latest(ranks, not_before=incident.verdict.since - (BEFORE_DEATH_S if dead else 0.0))
+            not_before = incident.verdict.since - (BEFORE_DEATH_S if dead else 0.0)
+            reported = reported_stacks(status.snapshot.ranks(), ranks, not_before) if status.snapshot is not None else {}
+            stacks = {**reported, **self._evidence.latest(ranks, not_before)}
             news = {rank: stack for rank, stack in stacks.items() if _adds(stack, incident.stacks.get(rank), incident.id in worse)}
-            names: tuple[str, ...] = ()
-            if reader is not None and self._files.admit(incident) and (incident.id in worse or not incident.recorder_files):
-                names = self._files.recorders(incident, status, reader.raw_recorders(ranks))
+            names = self._recorder_files(incident, ranks, recorders, status, anew=incident.id in worse)
             if news or (names and names != incident.recorder_files):
                 self.book = self.book.with_evidence(incident.id, stacks=news, recorder_files=names)
                 attached = True
         return attached
+
+    def _recorder_files(self, incident: Incident, ranks: tuple[int, ...], recorders: Recorders, status: Status, anew: bool) -> tuple[str, ...]:
+        """The names of the incident's recorder files, where some are written now. Those of other nodes come a moment later than our own."""
+        now = status.snapshot.now if status.snapshot is not None else 0.0
+        there = () if anew else incident.recorder_files
+        if not self._files.admit(incident) or (there and now - incident.opened_at > RECORDERS_COME_S):
+            return ()
+        missing = tuple(rank for rank in ranks if not any(name.startswith(f"fr/rank_{rank}.") for name in there))
+        return (*there, *self._files.recorders(incident, status, recorders(missing))) if missing else ()
 
     def tell(self, changes: Iterable[IncidentChange], status: Status) -> None:
         """Write what has changed, say it once, start the user's command. `status` is the one that pages and metrics show now."""
@@ -221,7 +233,8 @@ class Cases:
         self._announcer.changed(change, status, report)
         reason = (incident_report.closed_by(incident, status) or "") if change.kind == "closed" else ""
         self._files.event(incident.updated_wall_at, f"incident_{change.kind}", self._fields(incident, reason))
-        self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason)
+        if self.speaks:
+            self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason)
 
     def _fields(self, incident: Incident, reason: str) -> Mapping[str, object]:
         """What events.jsonl says of an incident. reason: why it is closed."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rankwatch.model import NodeReport, Stack
+from rankwatch.model import NodeReport, RankState, Stack
 from rankwatch.monitor.pool import Job, wait_all
 from rankwatch.monitor.stacks import SelfTest, StackCapture, Target
 
@@ -131,6 +131,21 @@ class Evidence:
 
     def _shown(self, samples: _Samples) -> Stack:
         assert samples.newest is not None
-        if samples.native is None or not samples.native.threads:
-            return samples.newest
-        return replace(samples.newest, native=True, text=f"{samples.newest.text}\n-- with native frames\n{samples.native.text}")
+        return _with_native(samples.newest, samples.native)
+
+
+def reported_stacks(states: Mapping[int, RankState], ranks: Iterable[int], not_before: float) -> dict[int, Stack]:
+    """The stacks that came with the reports of these ranks, of this node or another, and are not older than that moment."""
+    found = {}
+    for rank in ranks:
+        stack = states[rank].stack if rank in states else None
+        if stack is not None and stack.at >= not_before:
+            found[rank] = _with_native(stack, states[rank].native_stack)
+    return found
+
+
+def _with_native(stack: Stack, native: Stack | None) -> Stack:
+    """The stack as an incident shows it, native frames below the Python ones."""
+    if native is None or not native.threads:
+        return stack
+    return replace(stack, native=True, text=f"{stack.text}\n-- with native frames\n{native.text}")

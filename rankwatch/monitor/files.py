@@ -39,6 +39,11 @@ class RunFiles:
         self._kept: dict[str, _Kept] = {}
         self._refused: dict[str, None] = {}
 
+    @property
+    def home(self) -> str:
+        """The folder of all that this launcher writes."""
+        return self._writer.path_of(self.prefix.rstrip("/")) if self.prefix else self._writer.root
+
     def run(self, status: Status) -> None:
         """run.json, at the start and at the end."""
         self._writer.write(f"{self.prefix}run.json", lambda: as_json(run_report.to_json(status)))

@@ -303,6 +303,9 @@ def _update(incident: Incident, verdict: Verdict, snapshot: JobSnapshot, ranks: 
         if rank in ranks and ranks[rank].compiling:
             compiling[rank] = min(ranks[rank].compiling, key=lambda each: each.started_at)
     nodes = {rank: ranks[rank].node for rank in told if ranks[rank].node}
+    if any(rank not in ranks for rank in verdict.culprit_ranks):
+        blamed = set(verdict.culprit_ranks)
+        nodes.update((rank, node.node) for node in snapshot.nodes for rank in node.silent_ranks if rank in blamed)
     pids = {rank: process.pid for rank in told if (process := ranks[rank].process) is not None}
     earliest = incident.opened_wall_at - max(0.0, incident.opened_at - verdict.since) if incident.times == 1 else incident.since_wall_at
     return replace(

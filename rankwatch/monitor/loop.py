@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rankwatch import shown, stderr
+from rankwatch import stderr
 from rankwatch.config import Options
-from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, Status, Verdict, Want
-from rankwatch.monitor import action, failure, heap, published
+from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, RankState, Status, Verdict, Want
+from rankwatch.monitor import failure, heap, published
+from rankwatch.monitor.action import ExitRequest
 from rankwatch.monitor.announce import Announcer, Out
 from rankwatch.monitor.capabilities import settled
 from rankwatch.monitor.cases import Cases
@@ -27,12 +28,14 @@ from rankwatch.monitor.diagnose import State, diagnose, ledger, repeats
 from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.exits import ExitWatch
 from rankwatch.monitor.files import RunFiles
+from rankwatch.monitor.gathering import Gathering
+from rankwatch.monitor.nodes.together import FINAL_WAIT_S, Directory, Together
 from rankwatch.monitor.numerics import Numerics, records_of
+from rankwatch.monitor.on_stuck import OnStuck
 from rankwatch.monitor.policy import Limits
-from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.reader import Reader
 from rankwatch.monitor.second_opinions import SecondOpinions
-from rankwatch.monitor.stacks import StackCapture, Target
+from rankwatch.monitor.stacks import StackCapture
 from rankwatch.monitor.web import Web
 from rankwatch.monitor.workers import Workers
 from rankwatch.monitor.writer import Writer
@@ -40,9 +43,11 @@ from rankwatch.monitor.writer import Writer
 POLL_S = 0.5
 POLL_OPEN_S = 0.25
 POLL_EVIDENCE_S = 0.1
+NODES_FAILURE_S = 0.5  # so long other nodes are waited for when a rank has failed
+RUNS = "rankwatch-runs"  # a run directory in such a folder has a name that the other nodes' launchers take over
+POLL_NODES_S = 2.5  # of the judge of many nodes, should no round of reports come: otherwise each round is looked at once
 ERRORS_IN_A_ROW = 20
 SETTLED_AFTER_S = 20.0
-SELF_TEST_AFTER_S = 5.0
 STOP_WAIT_S = {True: 0.2, False: 2.0}  # after success, after failure
 LATE_FILES_S = 0.7  # beyond that, for files that are not on disk yet
 LAST_HUNG_S = 1.0  # at the end nothing is left to wait for
@@ -69,17 +74,23 @@ class Monitor:
         self._opinions = SecondOpinions(os.environ, options.no_probe)
         self._command = IncidentCommand(options.on_incident, self._announcer.notice)
         self._cases = Cases(self._files, self._announcer, self._command, self._evidence)
-        self._web = Web(options, self._files, lambda: self.status, self._announcer.notice)
+        self._web = Web(options, self._files, self._shown, self._announcer.notice)
         self._exits = ExitWatch(self._on_exit)
-        self._children = Processes()
         self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._reader: Reader | None = None
+        self._gathering: Gathering | None = None
+        self._together: Together | None = None  # in a job of many nodes
+        self._spoken_for = False  # another launcher judges the whole job
+        self._store_before = (0, 0)  # calls of torchrun's store and their bytes, of attempts that are over
         self._state = State()
         self._numerics = Numerics()
         self._compiles = CompileWatch(self._files)
         self._wants: tuple[Want, ...] = ()
         self._ending = ""
+        self._next_at = 0.0
+        self._look_is_due = False
         self._failure_seen = False  # before any planned end: what follows such an end is nobody's fault
+        self._failed_at: float | None = None  # the first failure that the launcher has told of, in this attempt
         self._looked_at: float | None = None
         self._cpu_at_start_s = time.process_time()
         self._errors_in_a_row = 0
@@ -87,9 +98,12 @@ class Monitor:
         self._running = False
         self._started_at = 0.0
         self._acts = options.on_stuck == "exit"
-        self._intent: action.Intent | None = None
-        self._on_disk: threading.Event | None = None  # the evidence for what is intended
-        self.exit_request: action.ExitRequest | None = None  # read by the launcher at its every poll
+        self._on_stuck = OnStuck(limits, self._writer)
+
+    @property
+    def exit_request(self) -> ExitRequest | None:
+        """What `--on-stuck exit` asks the launcher for."""
+        return self._on_stuck.request
 
     # -- the launcher's side -----------------------------------------------------------------------------------------------
 
@@ -101,9 +115,9 @@ class Monitor:
             heap.keep_large_apart()
             threading.Thread(target=self._run, name="rankwatch-monitor", daemon=True).start()
 
-    def workers_started(self, workers: Workers) -> None:
-        """These workers run now."""
-        self._send(lambda: self._take_workers(workers))
+    def workers_started(self, workers: Workers, directory: Directory | None = None) -> None:
+        """These workers run now. directory: where the launchers of the other nodes are found."""
+        self._send(lambda: self._take_workers(workers, directory))
 
     def workers_failing(self, exits: Mapping[int, int], deadline_s: float) -> None:
         """These ranks have exited badly (rank -> exit code) and torchrun is about to end the others: look now, while they live."""
@@ -140,21 +154,37 @@ class Monitor:
     # -- the thread --------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_at = time.monotonic()
         while self._running:
             now = time.monotonic()
-            if now >= next_at:
+            if now >= self._next_at:
                 self._guarded(self._tick)
-                next_at = time.monotonic() + (POLL_OPEN_S if self._cases.book.open else POLL_S)
+                self._next_at = time.monotonic() + self._poll_s()
             elif self._evidence.pending:
                 self._guarded(self._take_evidence)
-            wait_s = max(0.001, next_at - time.monotonic())
+            wait_s = max(0.001, self._next_at - time.monotonic())
             try:
                 command = self._queue.get(timeout=min(wait_s, POLL_EVIDENCE_S) if self._evidence.pending else wait_s)
             except queue.Empty:
                 continue
             self._guarded(command.do)
             command.done.set()
+
+    def _poll_s(self) -> float:
+        """Until the next look, if nothing calls for one before."""
+        if self._together is not None and self._together.judges:
+            return POLL_NODES_S
+        return POLL_OPEN_S if self._cases.book.open else POLL_S
+
+    def _look_now(self) -> None:
+        """Another node's reports have come in, or the judge asks for something (any thread). Several calls before the look are one."""
+        if not self._look_is_due:
+            self._look_is_due = True
+            self._send(self._look_early)
+
+    def _look_early(self) -> None:
+        self._look_is_due = False
+        self._tick()
+        self._next_at = time.monotonic() + self._poll_s()
 
     def _guarded(self, do: Callable[[], None]) -> None:
         """Run one piece of work; what it raises is counted, said once, and never ends the thread."""
@@ -174,30 +204,38 @@ class Monitor:
 
     def _tick(self, urgent: bool = False, final: bool = False, restarting: bool = False) -> None:
         """One look at everything: read, judge, fetch, publish, tell."""
-        reader = self._reader
-        if reader is None or self._off:
+        reader, gathering = self._reader, self._gathering
+        if reader is None or gathering is None or self._off:
             return
         began = time.monotonic()
         self._evidence.collect()
-        report = self._evidence.into(reader.read(self._wants, urgent, final))
+        suspected = bool(self._wants or self._cases.book.open)
+        asked = gathering.asked_here(self._wants)
+        report = self._evidence.into(reader.read(asked, urgent, final))
         snapshot = replace(self._snapshot(reader, report, final), restarting=restarting)
-        snapshot = self._opinions.into(snapshot, suspected=bool(self._wants or self._cases.book.open))
+        snapshot = self._opinions.into(snapshot, suspected)
+        events = reader.take_events()
+        if self._together is not None:
+            self._together.offer(snapshot.nodes[0], events, self._ending, final)
+            snapshot = self._together.merge(snapshot)
+            events += self._together.take_events()
         self._state, verdicts, self._wants = diagnose(self._state, snapshot, snapshot.now, self._limits)
         changes = self._cases.judge(verdicts, snapshot, self._limits)
         if not final:
-            self._fetch(reader, report, self._cases.ranks_to_dump(changes))
-        self._cases.attach(changes, reader, self.status)
+            gathering.fetch(self._wants, asked, self._cases.ranks_to_dump(changes), suspected or reader.suspicious)
+            gathering.test_once(report)
+        self._cases.attach(changes, self._recorders, self.status)
         self._compare_numbers(snapshot)
         self._publish(snapshot, verdicts, time.monotonic() - began)
+        self._look_around(snapshot)
         self._cases.tell(changes, self.status)
-        events = reader.take_events()
-        self._guarded(lambda: self._look_at_compiles(events, snapshot, report))
+        self._guarded(lambda: self._look_at_compiles(events, snapshot))
         for event in events:
             if event.get("kind") != "text":  # its place is compile/texts.jsonl
                 self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
         self._announcer.look(self.status, self._settled(snapshot))
         self._writer.check()
-        if self._acts and not self._ending and not final:
+        if self._acts and not self._ending and not final and not self._spoken_for:
             self._consider(snapshot)
 
     def _snapshot(self, reader: Reader, report: NodeReport, final: bool) -> JobSnapshot:
@@ -216,60 +254,60 @@ class Monitor:
             self._announcer.numerics(found.kind, found.ranks, found.step, found.words, self.status)
         self.status = replace(self.status, numerics=self._numerics.document())
 
-    def _look_at_compiles(self, events: list[dict[str, Any]], snapshot: JobSnapshot, report: NodeReport) -> None:
-        document = self._compiles.look(events, snapshot, (rank.rank for rank in report.ranks), self.status)
+    def _look_at_compiles(self, events: list[dict[str, Any]], snapshot: JobSnapshot) -> None:
+        document = self._compiles.look(events, snapshot, snapshot.ranks(), self.status)
         self.status = replace(self.status, compile=document)
 
     def _consider(self, snapshot: JobSnapshot) -> None:
-        """`--on-stuck exit`: what cannot heal, once its evidence is on disk, becomes a request to the launcher."""
-        if self.exit_request is not None and self.exit_request.attempt == snapshot.attempt:
-            return
         gathering = self._evidence.pending or any(want.kind != "ping" for want in self._wants)
-        written = self._on_disk is not None and self._on_disk.is_set()
-        self._intent, step = action.consider(self._intent, self._cases.book.open, snapshot.now, gathering, written, self._limits)
-        if step == "mark":
-            self._on_disk = self._writer.mark()
-        if self._intent is None or not step.startswith("act"):
-            return
-        incident = next(incident for incident in self._cases.book.open if incident.id == self._intent.incident)
-        why = f"rankwatch ended the workers (--on-stuck exit): {shown.without_countdown(incident.verdict.summary)}"
-        why += f"; {action.EVIDENCE_MISSING.format(self._limits.exit_evidence_s)}" if step == "act_incomplete" else ""
-        self._failure_seen = True  # the job fails by this; the block at its end names the culprit
-        self.exit_request = action.ExitRequest(snapshot.attempt, incident.id, incident.verdict.culprit_ranks, why)
-        self._cases.act(incident.id, Action("exit", snapshot.wall_at, why), self.status)
+        request = self._on_stuck.consider(snapshot, self._cases.book.open, gathering)
+        if request is not None:
+            self._failure_seen = True  # the job fails by this; the block at its end names the culprit
+            self._cases.act(request.incident, Action("exit", snapshot.wall_at, request.why), self.status)
 
     def _settled(self, snapshot: JobSnapshot) -> bool:
-        known = settled(tuple(snapshot.ranks().values())) and self._evidence.self_test is not None
+        ranks = snapshot.ranks()
+        everybody = self._together is None or not self._together.judges or len(ranks) == snapshot.world_size
+        known = everybody and settled(tuple(ranks.values())) and self._evidence.self_test is not None
         return known or snapshot.now - snapshot.started_at > SETTLED_AFTER_S
 
-    def _fetch(self, reader: Reader, report: NodeReport, ranks: Iterable[int]) -> None:
-        """Start the dumps that diagnose wants and those that a new incident shows; before that, find out once whether stacks can be had."""
-        for want in self._wants:
-            if want.kind in ("stacks", "native_stack"):
-                self._evidence.request(self._targets(reader, want.ranks), native=want.kind == "native_stack")
-        self._evidence.request(self._targets(reader, ranks), at_once=True)
-        if self._evidence.self_test is None:
-            ready = [rank.rank for rank in report.ranks if rank.agent in ("armed", "claimed")]
-            if ready or time.monotonic() - reader.started_at > SELF_TEST_AFTER_S:
-                self._evidence.test(self._targets(reader, ready or reader.pids()))
-
-    def _targets(self, reader: Reader, ranks: Iterable[int]) -> list[Target]:
-        pids = reader.pids()
-        return [self._target(rank, pids[rank], reader.socket_of(rank)) for rank in ranks if rank in pids]
-
-    def _target(self, rank: int, pid: int, socket: str) -> Target:
-        return Target(rank, pid, socket, lambda: self._children.children(pid), lambda: self._heartbeat_at(rank))
-
-    def _heartbeat_at(self, rank: int) -> float | None:
-        snapshot = self.status.snapshot
-        state = snapshot.ranks().get(rank) if snapshot is not None else None
-        return state.heartbeat_at if state is not None else None
+    @property
+    def _store(self) -> tuple[int, int]:
+        """What torchrun's store has been asked so far: calls, bytes."""
+        (calls, sizes), (now_calls, now_sizes) = self._store_before, self._together.store if self._together is not None else (0, 0)
+        return calls + now_calls, sizes + now_sizes
 
     def _take_evidence(self) -> None:
         """Between two looks: stacks that have come in go into the open incidents at once; nothing is judged."""
-        if self._evidence.collect() and self._cases.attach((), self._reader, self.status):
+        if self._evidence.collect() and self._cases.attach((), self._recorders, self.status):
             self.status = replace(self.status, open_incidents=self._cases.book.open)
             self._cases.tell((), self.status)
+
+    def _recorders(self, ranks: Iterable[int]) -> dict[int, dict[str, bytes]]:
+        return self._gathering.recorders(ranks) if self._gathering is not None else {}
+
+    def _states(self) -> dict[int, RankState]:
+        return self.status.snapshot.ranks() if self.status.snapshot is not None else {}
+
+    def _shown(self) -> Status:
+        """The Status for pages and metrics: verdicts and incidents are the judge's alone."""
+        if not self._spoken_for or self._together is None:
+            return self.status
+        return replace(self.status, verdicts=(), open_incidents=(), closed_incidents=(), judge=self._together.judge or "another node")
+
+    def _speak(self, speaks: bool, anew: bool = False) -> None:
+        self._spoken_for, self._cases.speaks = not speaks, speaks
+        self._announcer.speak(speaks, self.status, anew)
+
+    def _look_around(self, snapshot: JobSnapshot) -> None:
+        """Who of the other nodes reports, and who speaks for the job."""
+        together = self._together
+        if together is None:
+            return
+        together.tell_news(snapshot.nodes)
+        for ending in together.take_endings():
+            self._files.event(snapshot.wall_at, ending.pop("kind"), ending)
+        self._speak(not together.spoken_for(snapshot.now))
 
     def _publish(self, snapshot: JobSnapshot, verdicts: tuple[Verdict, ...], took_s: float) -> None:
         health = replace(
@@ -281,24 +319,37 @@ class Monitor:
             writes_dropped=self._writer.dropped,
             stack_dumps=dict(self._capture.counts),
             last_stack_dump_s=self._capture.last_s,
+            store_calls=self._store[0],
+            store_bytes=self._store[1],
         )
-        self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._writer.root, self._evidence.self_test)
+        self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._files.home, self._evidence.self_test)
         capabilities = {**self.status.job.capabilities, **self._opinions.capabilities()}
+        if self._together is not None and self._together.judges:
+            capabilities["nodes"] = self._together.problem or "ok"
         self.status = replace(self.status, job=replace(self.status.job, capabilities=capabilities))
         self.status = replace(self.status, waiting=ledger.rows(self._state.ledger, over=snapshot.final))
 
     # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
 
-    def _take_workers(self, workers: Workers) -> None:
+    def _take_workers(self, workers: Workers, directory: Directory | None = None) -> None:
         self._end_attempt()
-        if workers.group_rank != 0 and self._files.prefix == "":
+        if workers.group_rank == 0:
+            self._files.prefix = ""
+        elif self._files.prefix == "":
             self._files.prefix = published.node_prefix(workers.node)
-        self._reader = Reader(workers)
+        self._reader = reader = Reader(workers)
+        if directory is not None and workers.nnodes > 1:
+            folder, run_name = os.path.split(self._writer.root)
+            run_name = run_name if os.path.basename(folder) == RUNS else ""
+            self._together = Together(workers, directory, run_name, self._announcer.notice, self._look_now, lambda: self.status.job.status_url)
+            self._together.start(reader.raw_recorders)
+        self._speak(self._together is None or self._together.judges, anew=True)
+        self._gathering = Gathering(self._evidence, reader, self._together, self._states)
         self._state, self._wants, self._ending, self._looked_at = State(ledger=self._state.ledger, past=repeats.ended(self._state)), (), "", None
-        self._intent = self._on_disk = None
+        self._on_stuck.begin()
         self._numerics = Numerics()
         self._compiles.begin(workers.attempt)
-        self._failure_seen = False
+        self._failure_seen, self._failed_at = False, None
         self._evidence.forget()
         self._opinions.forget()
         self._announcer.restarted()
@@ -306,7 +357,8 @@ class Monitor:
             self._exits.add(worker.pid)
         self._files.event(time.time(), "workers_started", {"attempt": workers.attempt, "pids": {worker.rank: worker.pid for worker in workers.workers}})
         self._guarded(self._web.start)
-        self.status = replace(self.status, job=replace(self.status.job, status_url=self._web.url, world_size=workers.world_size), state="starting")
+        job = replace(self.status.job, status_url=self._web.url, world_size=workers.world_size, run_dir=self._files.home)
+        self.status = replace(self.status, job=job, state="starting")
         self._files.run(self.status)
 
     def _on_exit(self, pid: int, code: int | None) -> None:
@@ -317,17 +369,24 @@ class Monitor:
             self._send(self._tick)
 
     def _look_at_failure(self, exits: Mapping[int, int], until: float) -> None:
-        reader = self._reader
-        if reader is None:
+        reader, gathering = self._reader, self._gathering
+        if reader is None or gathering is None:
             return
         reader.exited(exits)
+        self._failed_at = self._failed_at or time.monotonic()
         self._failure_seen = self._failure_seen or not self._ending
-        self._evidence.request(self._targets(reader, reader.pids()), at_once=True)
+        gathering.everybody()
+        if self._together is not None:
+            self._together.pull_now(min(NODES_FAILURE_S, until - time.monotonic()))  # the first death may be elsewhere
         self._tick(urgent=True)
+        if self._together is not None:
+            self._together.hand_over(min(NODES_FAILURE_S, until - time.monotonic()))
         self._evidence.wait(until - time.monotonic() - 0.1)
         self._take_evidence()
         while self._state.failure_held and time.monotonic() < until - 0.2:
             time.sleep(POLL_EVIDENCE_S)  # what its peers say as they end decides who is named
+            if self._together is not None:
+                self._together.pull_now(POLL_EVIDENCE_S)
             self._tick(urgent=True)
         self._writer.flush(max(0.0, until - time.monotonic() - 0.05))
 
@@ -346,10 +405,18 @@ class Monitor:
         self._guarded(lambda: self._tick(final=True, restarting=True))
         self._reader.close()
         self._reader = None
+        self._part()
         if self.status.snapshot is not None:
             changes = self._cases.end_attempt(self.status.snapshot, self._limits)
             self.status = replace(self.status, open_incidents=self._cases.book.open, closed_incidents=self._cases.book.closed, verdicts=())
             self._cases.tell(changes, self.status)
+
+    def _part(self) -> None:
+        """The other nodes are found anew by the next workers."""
+        if self._together is not None:
+            self._store_before = self._store
+            self._together.stop()
+            self._together = None
 
     def _restart(self, attempt: int) -> None:
         self._end_attempt()
@@ -360,7 +427,14 @@ class Monitor:
     def _finish(self, exit_code: int | None, until: float) -> None:
         """The last look, the last files, the last lines."""
         failed = exit_code != 0
+        began = self._failed_at or time.monotonic()
+        if self._together is not None and failed:
+            self._together.pull_now(min(NODES_FAILURE_S, (until - time.monotonic()) / 3))
         self._guarded(lambda: self._tick(final=True))
+        if self._together is not None:
+            self._together.hand_over(FINAL_WAIT_S[not failed])
+            if failed and self._spoken_for and self._together.judge_is_gone(began):
+                self._speak(True)  # nobody else will say how this job ended
         self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
         self._cases.job_ended(self.status)
         self._files.event(time.time(), "end", {"exit_code": exit_code})
@@ -376,6 +450,7 @@ class Monitor:
             self._announcer.flush(0.05)
         self._command.finished(until - time.monotonic())  # that its last calls have begun; they may outlive us
         self._running = False
+        self._part()
         self._web.stop()
         self._exits.close()
         self._opinions.close()
@@ -386,4 +461,4 @@ class Monitor:
             self._writer.check(LAST_HUNG_S)
             if not self._writer.flush(max(0.02, wait_s / 2)) and self._writer.hangs(LAST_HUNG_S):
                 return replace(self.status, job=replace(self.status.job, run_dir=""))
-        return replace(self.status, job=replace(self.status.job, run_dir=self._writer.root))
+        return replace(self.status, job=replace(self.status.job, run_dir=self._files.home))

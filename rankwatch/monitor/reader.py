@@ -82,10 +82,11 @@ class Reader:
         """Every local rank now. urgent: read the recorders of all living ranks and wait for them up to their deadline. final: ask nobody."""
         now = self._clock()
         for want in wants:
+            ranks = [rank for rank in want.ranks if rank in self._ranks]
             if want.kind in self._wanted:
-                self._wanted[want.kind].update(want.ranks)
+                self._wanted[want.kind].update(ranks)
             elif want.kind == "stacks":
-                self._suspected.update(dict.fromkeys(want.ranks, now))
+                self._suspected.update(dict.fromkeys(ranks, now))
         for rank in self._ranks.values():
             if rank.slot is not None:
                 rank.slot.read()
@@ -119,6 +120,11 @@ class Reader:
         for rank in self._ranks.values():
             if rank.worker.pid == pid and code is not None and rank.exit_code is None:
                 rank.exit_code = code
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether a rank has been waiting for longer than a healthy one does."""
+        return self._suspicious(self._clock())
 
     def raw_recorders(self, ranks: Iterable[int]) -> dict[int, dict[str, bytes]]:
         """The newest recorder JSON of these ranks, by rank and recorder; ranks that never gave any are left out."""

@@ -19,6 +19,7 @@ MAX_STACK_CHARS = 200_000
 MAX_TRACEBACK_CHARS = 20_000
 MAX_RANKS_SHOWN = 64
 MAX_CHILDREN = 4
+MAX_GROUPS = 20
 
 
 def to_json(incident: Incident, status: Status) -> dict[str, Any]:
@@ -207,25 +208,33 @@ def run(status: Status) -> dict[str, Any]:
 
 
 def groups(status: Status, verdicts: Iterable[Verdict] = ()) -> list[dict[str, Any]]:
-    """Process groups with the span of their members' sequence numbers: those that verdicts name and those that lag, at most 20."""
+    """Process groups with the span of their members' sequence numbers: those that verdicts name and those that lag, at most MAX_GROUPS."""
     waited = {(verdict.group.name, frozenset(verdict.group.ranks)) for verdict in verdicts if verdict.group}
+    names = {name for name, _ in waited}
     found: dict[tuple[str, int, int, int], dict[str, Any]] = {}
     for state in status.snapshot.ranks().values() if status.snapshot else ():
         for group in state.groups:
             if not group.ranks:
                 continue
             # members are told apart by their ends and number: comparing 16k lists of 16k ranks would take seconds
-            row = found.setdefault((group.name, len(group.ranks), group.ranks[0], group.ranks[-1]), {"group": group, "seqs": {}})
+            key = (group.name, len(group.ranks), group.ranks[0], group.ranks[-1])
+            row = found.get(key)
+            if row is None:
+                row = found[key] = {"group": group, "seqs": {}}
             if group.name in state.enqueued and not state.mixed.get(group.name):  # lower bounds would seem to be behind
                 row["seqs"][state.rank] = state.enqueued[group.name]
-    rows = []
     for (name, *_), row in found.items():
+        row["low"], row["high"] = min(row["seqs"].values(), default=None), max(row["seqs"].values(), default=None)
+        row["waited_on"] = name in names and (name, frozenset(row["group"].ranks)) in waited
+    order = sorted(found.values(), key=lambda row: (not row["waited_on"], row["low"] == row["high"], shown.one_line(row["group"].name)))
+    rows = []
+    for row in order[:MAX_GROUPS]:
         seqs: Mapping[int, int] = row["seqs"]
-        low, high = min(seqs.values(), default=None), max(seqs.values(), default=None)
+        low, high = row["low"], row["high"]
         behind = [rank for rank, seq in seqs.items() if high is not None and seq < high]
         rows.append(
             {
-                "name": shown.one_line(name),
+                "name": shown.one_line(row["group"].name),
                 "desc": shown.one_line(shown.group_label(row["group"])),
                 "backend": shown.one_line(row["group"].backend),
                 "ranks": shown.short_ranks(row["group"].ranks, 200),
@@ -233,11 +242,10 @@ def groups(status: Status, verdicts: Iterable[Verdict] = ()) -> list[dict[str, A
                 "seq_min": low,
                 "seq_max": high,
                 "behind": shown.short_ranks(behind, 200),
-                "waited_on": any(name == other for other, _ in waited) and (name, frozenset(row["group"].ranks)) in waited,
+                "waited_on": row["waited_on"],
             }
         )
-    rows.sort(key=lambda row: (not row["waited_on"], row["seq_min"] == row["seq_max"], row["name"]))
-    return rows[:20]
+    return rows
 
 
 def _group(group: WaitedOn | None) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ def to_json(status: Status) -> dict[str, Any]:
         "lost_rank_s": round(sum(incident.lost_rank_s for incident in everything) + status.forgotten_lost_rank_s, 3),
         "waiting": waiting(status),
         "incidents": [brief(incident, status) for incident in everything],
+        "store": {"calls": status.health.store_calls, "bytes": status.health.store_bytes},
         "health": {
             "polls": status.health.polls,
             "cpu_s": round(status.health.cpu_s, 3),

@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from rankwatch import shown
-from rankwatch.model import RankState, Status
+from rankwatch.model import Incident, RankState, Status
 from rankwatch.report import collectives
 from rankwatch.report import incident as incidents
 from rankwatch.report.run import brief, waiting
@@ -18,13 +18,15 @@ SCHEMA = 1
 MAX_ROWS = 64
 REPRESENTATIVES = 4
 MAX_CLOSED = 20
+MAX_OPEN = 64
 _REDRAW_S = 10.0
 
 _last: tuple[Status, dict[str, Any]] | None = None
 
 
 def to_json(status: Status) -> dict[str, Any]:
-    """The document. Above MAX_ROWS ranks `ranks` holds those that stand out; `phases` always holds every rank, as "0-3,7".
+    """The document. Above MAX_ROWS ranks `ranks` holds those that stand out; `phases` always holds every rank, as "0-3,7". Nodes that
+    do not answer come first among `nodes`.
 
     The newest picture's document is kept: many viewers cost one. Do not change what this returns.
     """
@@ -62,7 +64,7 @@ def _build(status: Status) -> dict[str, Any]:
         "timeout_used": round(max((view.inflight_s / view.timeout_s for view in views.values() if view.timeout_s), default=0.0), 4),
         "waiting": waiting(status),
         "phases": phases,
-        "culprits": compress(rank for rank, view in views.items() if view.culprit),
+        "culprits": compress(rank for verdict in verdicts for rank in verdict.culprit_ranks if rank >= 0),
         "odd": compress(rank for rank, view in views.items() if view.kind == "culprit"),
         "stuck": compress(rank for rank, view in views.items() if view.stuck),
         "ranks": [incidents.rank_row(states[rank], views[rank], status) for rank in chosen],
@@ -71,12 +73,18 @@ def _build(status: Status) -> dict[str, Any]:
         "compile": [_compile_row(states[rank], status) for rank in _compile_ranks(states)],
         "probes": _probes(states),
         "incidents": {
-            "open": [brief(incident, status) for incident in status.open_incidents],
+            "open": [brief(incident, status) for incident in _gravest(status)],
+            "num_open": len(status.open_incidents),
             "closed": [brief(incident, status) for incident in reversed(status.closed_incidents[-MAX_CLOSED:])],
         },
         "nodes": [
-            {"node": shown.one_line(node.node), "ranks": compress(state.rank for state in node.ranks), "report_age_s": round(node.report_age_s, 3)}
-            for node in (snapshot.nodes if snapshot else ())
+            {
+                "node": shown.one_line(node.node),
+                "ranks": compress(state.rank for state in node.ranks),
+                "report_age_s": round(node.report_age_s, 3),
+                **({"silent_ranks": compress(node.silent_ranks), "problem": shown.one_line(node.problem)} if node.silent_ranks else {}),
+            }
+            for node in sorted(snapshot.nodes if snapshot else (), key=lambda node: not node.silent_ranks)
         ],
         "health": {
             "polls": health.polls,
@@ -93,6 +101,14 @@ def _build(status: Status) -> dict[str, Any]:
     drawn = (doc["state"], doc["incidents"], phases, doc["odd"], doc["stuck"], under_way, doc["ranks_seen"], int(doc["as_of"] // _REDRAW_S))
     doc["revision"] = f"{crc32(json.dumps(drawn, sort_keys=True).encode()):08x}"
     return doc
+
+
+def _gravest(status: Status) -> list[Incident]:
+    """The open incidents in their order; of very many, as where a network stalls as a whole, the gravest and among these the oldest."""
+    if len(status.open_incidents) <= MAX_OPEN:
+        return list(status.open_incidents)
+    order = sorted(status.open_incidents, key=lambda incident: (-shown.VERDICT_ORDER.index(incident.verdict.verdict), incident.opened_at))
+    return order[:MAX_OPEN]
 
 
 def headline(status: Status, views: Mapping[int, shown.RankView]) -> str:
@@ -168,13 +184,18 @@ def _seconds(value: object) -> float | None:
 def _probes(states: Mapping[int, RankState]) -> list[dict[str, Any]]:
     """Every probe with its ranks by status, those that do not work first, and ranks that run without the agent. `ok`: nothing to worry about."""
     found: dict[tuple[bool, str, str, str], list[int]] = {}
+    said: dict[tuple[str, str | None, str], list[int]] = {}
     for rank, state in states.items():
         if state.agent in ("off", "silent"):
             found.setdefault((False, "agent", state.agent, shown.public_line(state.agent_detail)[:200]), []).append(rank)
         for name, probe in state.probes.items():
-            ok = probe.get("status") in ("armed", None)
-            detail = "" if ok else shown.cut(shown.public_line(probe.get("detail") or ""), 200)
-            found.setdefault((ok, shown.one_line(name), shown.one_line(probe.get("status") or "unknown"), detail), []).append(rank)
+            status = probe.get("status")
+            key = (name, None if status is None else str(status), "" if status in ("armed", None) else str(probe.get("detail") or ""))
+            said.setdefault(key, []).append(rank)
+    for (name, status, text), ranks in said.items():
+        ok = status in ("armed", None)
+        detail = "" if ok else shown.cut(shown.public_line(text), 200)
+        found.setdefault((ok, shown.one_line(name), shown.one_line(status or "unknown"), detail), []).extend(ranks)
     return [
         {"probe": name, "status": word, "ok": ok, "detail": detail, "ranks": shown.short_ranks(ranks)}
         for (ok, name, word, detail), ranks in sorted(found.items())[:40]

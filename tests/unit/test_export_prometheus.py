@@ -264,6 +264,9 @@ def test_a_node_that_does_not_judge_exports_its_own_ranks_only():
     assert not any(name == "rankwatch_job_state" for name, _ in second)
     first = series(build_status.healthy_status(job=build_status.job(node="node0", nnodes=2), snapshot=snapshot))
     assert ("rankwatch_job_state", frozenset()) in first
+    one_host = dataclasses.replace(snapshot, nodes=tuple(dataclasses.replace(report, node="node0") for report in reports))
+    judge = series(build_status.healthy_status(job=build_status.job(node="node0", nnodes=2), snapshot=one_host))
+    assert {dict(labels)["rank"] for _, labels in judge if "rank" in dict(labels)} == {"0", "1", "2", "3"}
 
 
 def test_several_scrapers_within_a_second_get_the_same_bytes():

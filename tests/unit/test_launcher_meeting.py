@@ -37,6 +37,15 @@ def test_a_handler_that_cannot_be_read_costs_only_the_words():
     assert said.lines == ["no rank runs yet: torchrun has waited for 0 s for its rendezvous (AttributeError when it was looked at)"]
 
 
+def test_after_the_last_rank_it_is_said_that_they_have_ended():
+    said = Said()
+    meeting = Meeting(said, said_at_s=(0.01,))
+    meeting.begin(lambda: "the launchers of the other nodes", "the ranks of this node have ended")
+    assert said.event.wait(20)
+    meeting.end()
+    assert said.lines == ["the ranks of this node have ended: torchrun has waited for 0 s for the launchers of the other nodes"]
+
+
 def test_nothing_is_said_of_a_wait_that_is_over():
     said = Said()
     meeting = Meeting(said, said_at_s=(60.0,))

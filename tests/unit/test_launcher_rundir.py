@@ -57,6 +57,22 @@ def test_only_the_first_node_moves_latest():
     assert not os.path.lexists("rankwatch-runs/latest")
 
 
+def test_another_node_takes_over_the_name_of_the_first_ones_directory(tmp_path):
+    first = rundir.make(None, "job", wall_at=0.0)
+    other = rundir.make(None, "other", first_node=False, wall_at=9.0, name="19700101T000000Z-job")
+    assert other == first
+    (tmp_path / "elsewhere").mkdir()
+    os.chdir(tmp_path / "elsewhere")
+    own = rundir.make(None, "other", first_node=False, wall_at=9.0, name="19700101T000000Z-job")
+    assert own.path == str(tmp_path / "elsewhere" / "rankwatch-runs" / "19700101T000000Z-job")
+    assert mode(own.path) == 0o700
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".hidden", "x" * 300])
+def test_a_name_from_the_network_that_is_no_name_is_not_used(name):
+    assert rundir.make(None, "job", first_node=False, wall_at=0.0, name=name).path.endswith("rankwatch-runs/19700101T000000Z-job")
+
+
 def test_a_real_folder_named_latest_is_left_alone():
     os.makedirs("rankwatch-runs/latest/mine")
     rundir.make(None, "job")

@@ -91,6 +91,9 @@ class Agent:
     def _shutdown(self, death_sig="SIGTERM", timeout=30):
         return death_sig, timeout
 
+    def _exit_barrier(self):
+        return "all have ended"
+
 
 class Broken:
     """Every call fails."""
@@ -113,6 +116,7 @@ def test_whatever_fails_in_ours_the_agent_does_its_work_and_one_line_is_said():
     assert agent._monitor_workers("result") == "result"
     assert agent._stop_workers(None) == "stopped"
     assert agent._shutdown() == ("SIGTERM", 30)
+    assert agent._exit_barrier() == "all have ended"
     assert said == ["supervision impaired: KeyError: 'gone'; the job runs on"]
 
 
@@ -138,6 +142,16 @@ def test_a_signal_that_ends_torchrun_is_told_with_no_frame_of_ours_in_its_traceb
     assert [entry.name for entry in raised.traceback[1:]] == ["run", "_monitor_workers", "_monitor_workers"]  # the second one while it looks
     agent._shutdown()
     assert len(told) == 1
+
+
+def test_an_error_of_torchruns_own_is_a_planned_end_of_the_ranks():
+    told = []
+    agent = supervised(Agent, SimpleNamespace(ending=told.append), Signal, print)()
+    try:
+        raise ConnectionError("the store is gone")
+    except ConnectionError:
+        agent._shutdown()
+    assert told == ["torchrun itself fails with ConnectionError"]
 
 
 def test_the_class_keeps_its_name():

@@ -175,3 +175,44 @@ def test_ranks_without_agent_are_never_said_to_step():
     said.announcer.look(status(110, rank(0, agent="off"), rank(1, agent="off")), settled=True)
     said.announcer.look(status(111, rank(0, agent="off"), rank(1, steps=3, last_step_at=110.0)), settled=True)
     assert not any("stepping" in line for line in said.lines())
+
+
+def test_while_another_launcher_speaks_for_the_job_only_notices_are_said():
+    said, opened = Said(), incident(110.0)
+    said.announcer.speak(False, status(100, rank(0), rank(1)))
+    said.announcer.look(status(111, rank(0), rank(1), incidents=[opened]), settled=True)
+    said.announcer.changed(IncidentChange("opened", opened), status(111, rank(0), rank(1), incidents=[opened]), "/run/report.txt")
+    said.announcer.notice("the run directory is full")
+    assert said.lines() == ["[rankwatch] the run directory is full"]
+
+
+def test_when_that_one_has_fallen_silent_what_is_open_is_said_here():
+    said, opened = Said(), incident(110.0)
+    now = status(130, rank(0), rank(1), incidents=[opened])
+    said.announcer.speak(False, now)
+    said.announcer.changed(IncidentChange("opened", opened), now, "/run/report.txt")
+    said.announcer.speak(True, now)
+    said.announcer.speak(True, now)
+    first, second = said.lines()
+    assert first.startswith("[rankwatch] the launcher of group rank 0 has stopped asking")
+    assert " SLOW rank=1 " in second
+    assert second.endswith("report=/run/report.txt")
+
+
+def test_when_that_one_asks_again_it_is_said_once():
+    said, now = Said(), status(130, rank(0), rank(1))
+    for speaks in (False, True, False, False):
+        said.announcer.speak(speaks, now)
+    assert [line.split(":")[0] for line in said.lines()] == [
+        "[rankwatch] the launcher of group rank 0 has stopped asking",
+        "[rankwatch] the launcher of group rank 0 asks again",
+    ]
+
+
+def test_one_that_comes_to_speak_for_new_workers_begins_with_the_first_line():
+    said, now = Said(), status(130, rank(0), rank(1))
+    said.announcer.speak(False, now, anew=True)
+    said.announcer.look(now, settled=True)
+    said.announcer.speak(True, now, anew=True)
+    said.announcer.look(now, settled=True)
+    assert [line.split(";")[0] for line in said.lines()] == ["[rankwatch] 0.1.0 watching 2 ranks on 1 node"]

@@ -33,6 +33,7 @@ class FakeReader:
 
     ranks = ()
     made = []
+    suspicious = False
 
     def __init__(self, workers):
         self.workers = workers

@@ -114,6 +114,8 @@ WORKERS = Workers(0, 0, 2, 1, "host", None, "", (Worker(0, 0, 2_000_000_100), Wo
 
 
 class FakeReader:
+    suspicious = False
+
     def __init__(self, workers):
         self.workers, self.started_at = workers, time.monotonic()
 

@@ -11,6 +11,7 @@ the frame
   timeouts       when the watchdogs fire, and the line that sets a longer timeout
   watchdog       after NCCL's has fired: when the end comes, what it has printed, an abort that never returns
   wants          which evidence to fetch next
+  witnesses      whether evidence was seen twice, or one report looked at twice
   words          what people read, and what to do
 
 who waits, and whom for
@@ -20,6 +21,7 @@ who waits, and whom for
   early          ranks that have joined and wait for some that have not
   stores         waits in the store outside of any group's
   graph          from waits to their roots
+  silence        waits for ranks of nodes that do not answer
   inside         which call of torch.distributed a stack is in, where no recorder tells
 
 why, and how grave

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running: Sequence[Clock], scene: Scene) -> Picture:
     found: dict[int, Finding] = {}
     for rank in roots:
-        found[rank] = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now - scene.lag(rank), scene.limits)
+        found[rank] = causes.of(scene.ranks[rank], wait.since, scene.state, scene.seen_at(rank), scene.limits)
     talking = {rank for rank in roots if found[rank].cause == "not_entered" and messages.talking(scene.ranks[rank], wait.since)}
     if len(talking) == len(roots):  # a rank in recv waits for somebody as well
         return messages.judge(roots, wait, waiting, lambda finding: level_of(finding, running, scene), scene)

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 def used(rank: RankState) -> bool:
     """Whether it has recorded or captured a CUDA graph."""
-    return any(isinstance(count, int) and count > 0 for count in (rank.cudagraph.get("recordings"), rank.cudagraph.get("captures")))
+    graphs = rank.cudagraph
+    if not graphs:
+        return False
+    recordings, captures = graphs.get("recordings"), graphs.get("captures")
+    return (isinstance(recordings, int) and recordings > 0) or (isinstance(captures, int) and captures > 0)
 
 
 def symptom(wait: Wait, ranks: Mapping[int, RankState]) -> bool:

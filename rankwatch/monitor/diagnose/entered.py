@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import Confidence
-from rankwatch.monitor.diagnose import causes, devices, ends, frames, joins, mismatch, rhythm, words
+from rankwatch.monitor.diagnose import causes, devices, ends, frames, joins, mismatch, rhythm, silence, words
 from rankwatch.monitor.diagnose.absent import level_of
 from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.graph import Hang
@@ -138,12 +138,13 @@ def _skipped(culprits: tuple[int, ...], hang: Hang, waits: Sequence[Wait]) -> st
     return f"{words.ranks_text(culprits)} {verb} in {words.place(own)} while {words.ranks_text(rest)} {words.verb(rest, 'is', 'are')} in {words.place(other)}"
 
 
-def all_in(wait: Wait, scene: Scene) -> Picture:
+def all_in(wait: Wait, scene: Scene, silent_ranks: tuple[int, ...] = ()) -> Picture:
+    """silent_ranks: of nodes that do not answer, where all other ranks are in."""
     waited = scene.age(wait.since)
     members = [rank for rank in wait.ranks if rank in scene.ranks and (wait.view is None or rank in wait.view.members or rank in wait.waiters)]
     broken: dict[int, Finding] = {}
     for rank in members:
-        finding = causes.of(scene.ranks[rank], wait.since, scene.state, scene.now - scene.lag(rank), scene.limits, in_collective=True)
+        finding = causes.of(scene.ranks[rank], wait.since, scene.state, scene.seen_at(rank), scene.limits, in_collective=True)
         if finding.cause != "unknown":
             broken[rank] = finding
     if wait.starting:
@@ -158,6 +159,8 @@ def all_in(wait: Wait, scene: Scene) -> Picture:
             "stuck" if level >= 2 else None, best.cause, best.domain, culprits, wait, says, best.at, best.evidence, best.missing_evidence, best.confidence,
             (best.cause, culprits) if level == 3 else (), best,
         )  # fmt: skip
+    if wait.silent and silent_ranks:
+        return silence.suspected(silent_ranks, wait, scene)
     if wait.unknown:
         text = f"{words.ranks_text(wait.waiters)} {words.verb(tuple(wait.waiters), 'waits', 'wait')} in {words.place(wait)} for {waited:.0f} s"
         text += "; who has not come is not among the ranks seen"

@@ -1,7 +1,8 @@
 """From waits to their roots. A rank that waits for nobody is a root; what waits behind it is a consequence and is not blamed.
 
-Nodes are ranks and waits; a wait points to its missing ranks, a rank to the waits it sits in. Strongly connected parts without a way
-out are the causes: one rank, one wait that cannot be explained by a missing rank, or a cycle over two or more groups.
+Nodes are ranks and waits; a wait points to its missing ranks, or to the silent nodes that it is for, a rank to the waits it sits in. Strongly
+connected parts without a way out are the causes: one rank, one silent node, one wait that cannot be explained by either, or a cycle over two or
+more groups.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-Node = tuple[str, int]  # ("rank", number) or ("wait", index)
+Node = tuple[str, int]  # ("rank", number), ("wait", index) or ("silent", place of a node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Hang:
     cycle: tuple[int, ...]  # ranks of a wait cycle
     waits: tuple[int, ...]
     waiting: tuple[int, ...]
+    silent: tuple[int, ...] = ()  # nodes that do not answer, whose ranks are waited for
 
 
 def hangs(waits: Sequence[Wait], blocked: Callable[[int, Wait], bool]) -> list[Hang]:
@@ -35,7 +37,7 @@ def hangs(waits: Sequence[Wait], blocked: Callable[[int, Wait], bool]) -> list[H
     for index, wait in enumerate(waits):
         node = ("wait", index)
         # ranks that disagree on the operation are a cause by themselves
-        edges[node] = [] if wait.mismatch else [("rank", rank) for rank in wait.missing]
+        edges[node] = [] if wait.mismatch else [("rank", rank) for rank in wait.missing] or [("silent", place) for place in wait.silent]
         for rank in wait.waiters:
             if blocked(rank, wait):
                 edges.setdefault(("rank", rank), []).append(node)
@@ -43,6 +45,8 @@ def hangs(waits: Sequence[Wait], blocked: Callable[[int, Wait], bool]) -> list[H
                 edges.setdefault(("rank", rank), [])
         for rank in wait.missing:
             edges.setdefault(("rank", rank), [])
+        for place in wait.silent:
+            edges.setdefault(("silent", place), [])
     component, members = _components(edges)
     leaves = {number for number, nodes in members.items() if all(component[target] == number for node in nodes for target in edges[node])}
     backward: dict[Node, list[Node]] = defaultdict(list)
@@ -84,8 +88,9 @@ def _hang(
     cycle = tuple(sorted(index for kind, index in causes if kind == "rank" and len(members[component[(kind, index)]]) > 1))
     roots = tuple(sorted(index for kind, index in causes if kind == "rank" and index not in cycle))
     hung = tuple(sorted(index for kind, index in causes if kind == "wait" and len(members[component[(kind, index)]]) == 1))
+    silent = tuple(sorted(place for kind, place in causes if kind == "silent"))
     waiting = sorted({rank for index in behind for rank in waits[index].waiters} - set(roots))
-    return Hang(roots, hung, cycle, tuple(sorted(behind)), tuple(waiting))
+    return Hang(roots, hung, cycle, tuple(sorted(behind)), tuple(waiting), silent)
 
 
 def _components(edges: Mapping[Node, list[Node]]) -> tuple[dict[Node, int], dict[int, list[Node]]]:

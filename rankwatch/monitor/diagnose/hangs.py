@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.model import Cause, Verdict
-from rankwatch.monitor.diagnose import captured, timeouts, words
+from rankwatch.monitor.diagnose import captured, timeouts, witnesses, words
 from rankwatch.monitor.diagnose.absent import absent
 from rankwatch.monitor.diagnose.entered import all_in, deadlock, mismatched
 from rankwatch.monitor.diagnose.graph import Hang
@@ -22,6 +22,7 @@ def primary(hang: Hang, waits: Sequence[Wait]) -> Wait:
     """The wait that is told: of those that miss roots only, else a root, or are the trouble themselves, the one that began first."""
     roots = set(hang.roots)
     purely = [waits[index] for index in hang.waits if roots.issuperset(waits[index].missing) and waits[index].missing]
+    purely = purely or [waits[index] for index in hang.waits if waits[index].silent and not hang.roots]
     direct = purely or [waits[index] for index in hang.waits if roots.intersection(waits[index].missing)] or [waits[index] for index in hang.hung]
     cycle = set(hang.cycle)
     direct = direct or [waits[index] for index in hang.waits if cycle.intersection(waits[index].missing)] or [waits[index] for index in hang.waits]
@@ -42,7 +43,7 @@ def rule(hang: Hang, waits: Sequence[Wait], trouble: Trouble | None, scene: Scen
     elif wait.mismatch:
         picture = mismatched(wait, scene)
     else:
-        picture = all_in(wait, scene)
+        picture = all_in(wait, scene, tuple(sorted({rank for index in hang.waits for rank in waits[index].silent_ranks})))
     lag = _lag(picture, scene)
     noticed = any(scene.age(since) - lag >= scene.limits.notice_after_s(notice_s, timeout_s) for since, timeout_s, _, notice_s, _ in clocks(hang, waits))
     return _decide(picture, hang, first, noticed, trouble, scene)
@@ -74,9 +75,14 @@ def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Tr
     timeout, last = ends.timeout_s, ends.deadline + ends.maybe_s if ends.deadline is not None else None
     lag = _lag(picture, scene)
     waited = scene.age(wait.since) - lag
-    level = picture.level
+    level, agree, witness = picture.level, 0, {}
     if picture.mark:
-        agrees = scene.snapshot.final or (trouble is not None and trouble.finding == picture.mark and trouble.agree + 1 >= limits.agree_polls)
+        agree, witness = 1, witnesses.of(picture.culprits, wait.waiters, scene)
+        same = trouble is not None and trouble.finding == picture.mark
+        if trouble is not None and same:
+            again = witnesses.anew(trouble.witness, witness)
+            agree, witness = (trouble.agree + 1, witness) if again else (trouble.agree, dict(trouble.witness))
+        agrees = scene.snapshot.final or (same and agree >= limits.agree_polls)
         if not (agrees and waited >= limits.settle_s and _outlives(picture, scene)):
             level = "slow" if noticed else None
     elif level is None and noticed:
@@ -85,7 +91,7 @@ def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Tr
     if level == "slow" and left is not None and timeout and left + lag < limits.imminent_left_s(timeout):
         level = "timeout_imminent"
     if level is None:
-        return Ruling(None, picture.culprits, wait.since, last, picture.mark)
+        return Ruling(None, picture.culprits, wait.since, last, picture.mark, agree, witness)
     if unknown := timeouts.unknown_why(ends):
         left = None
     both_sides = bool(hang.cycle) or (picture.cause == "mismatch" and wait.mismatch is not None and not wait.mismatch.majority)
@@ -115,4 +121,4 @@ def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Tr
         ),
         missing_evidence=(*picture.missing_evidence, unknown) if unknown else picture.missing_evidence,
     )  # fmt: skip
-    return Ruling(verdict, picture.culprits, wait.since, last, picture.mark)
+    return Ruling(verdict, picture.culprits, wait.since, last, picture.mark, agree, witness)

@@ -20,6 +20,7 @@ from rankwatch.monitor.diagnose import (
     pairing,
     progress,
     repeats,
+    silence,
     starts,
     suspended,
     timeouts,
@@ -32,8 +33,8 @@ from rankwatch.monitor.diagnose import (
 from rankwatch.monitor.diagnose import frames as stack_frames
 from rankwatch.monitor.diagnose.graph import Hang
 from rankwatch.monitor.diagnose.scene import Scene
-from rankwatch.monitor.diagnose.state import State, Trouble, Watch, age
-from rankwatch.monitor.diagnose.views import alive, build, fresh_ranks
+from rankwatch.monitor.diagnose.state import NodeKey, State, Trouble, WaitKey, Watch, age
+from rankwatch.monitor.diagnose.views import alive, build, fresh_ranks, sort_entries
 from rankwatch.monitor.diagnose.waits import Wait
 from rankwatch.monitor.diagnose.work import fresh_stack
 from rankwatch.monitor.policy import Limits
@@ -59,7 +60,10 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
     ranks, offsets = fresh_ranks(snapshot, limits.report_stale_s)
     ranks = ends.believed(ranks)
     state = clocks.look(state, snapshot, limits)
-    state = suspended.observe(replace(state, letters=_letters(state, ranks, now)), ranks, now, limits)
+    state = replace(state, seen=silence.seen(state.seen, snapshot, ranks))
+    reports = silence.reported(state.reported, snapshot)
+    state = replace(state, letters=_letters(state, ranks, now, _heard(state, snapshot, reports)), reported=reports)
+    state = suspended.observe(state, ranks, now, limits)
     state = replace(state, joins_failed=ends.joins_failed(state, ranks))
     running, frame_times = causes.frame_times(state, ranks, now)
     known_deaths = deaths.observe(state, snapshot, ranks)
@@ -70,7 +74,7 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
 
     state = _failure(state, snapshot, ranks)
     if snapshot.ending or (state.failure is not None and not state.failure_weak):
-        return _ended(state, snapshot, ranks)
+        return _ended(replace(state, entries={}), snapshot, ranks)
     if state.failure_held:
         living = tuple(sorted(rank.rank for rank in ranks.values() if alive(rank)))
         return state, state.last, (Want("recorder", living, "what the peers of an aborted rank called"),) if living else ()
@@ -86,16 +90,21 @@ def _running(
     state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], offsets: Mapping[int, float], limits: Limits
 ) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:
     now = snapshot.now
-    views = build(snapshot, dict(ranks))
+    state = replace(state, entries=sort_entries(state.entries, ranks))
+    views = build(snapshot, ranks, state.entries)
     state = replace(state, extensions=timeouts.spent(state.extensions, views, ranks, now))
     opens = waits.track_opens(state, views, offsets, snapshot)
     state = replace(state, opens=opens)
     starting, sights = starts.startup_waits(ranks, snapshot, state, limits)
     entered, all_in = waits.collective_waits(views, opens, state, now, limits)
     found = [*entered, *starting, *waits.barrier_waits(ranks, snapshot, state, limits)]
+    silence.mark(found, snapshot, state, limits)
     troubles_found, in_cycles = _resolve(found, ranks, state)
-    state = replace(state, startups={**sights, **all_in}, watches=_watches(state, troubles_found, in_cycles, found, ranks, now, limits))
+    if silence.refuted(troubles_found, found):
+        troubles_found, in_cycles = _resolve(found, ranks, state)
     scene = Scene(state, snapshot, ranks, limits, {node.node: node.report_age_s for node in snapshot.nodes})
+    state = replace(state, startups={**sights, **all_in}, watches=_watches(troubles_found, in_cycles, found, scene))
+    scene = replace(scene, state=state)
     state, cases = _rule(state, troubles_found, found, scene)
     scene = replace(scene, state=state)
     asked = wants.Asked(state.asked, now, 10 * limits.restack_s)
@@ -135,14 +144,20 @@ def _running(
 # -- processes -----------------------------------------------------------------------------------------------------------------
 
 
-def _letters(state: State, ranks: Mapping[int, RankState], now: float) -> dict[int, tuple[str, float, int]]:
-    """Only the letters that mean something when they last."""
+def _heard(state: State, snapshot: JobSnapshot, reports: Mapping[NodeKey, float]) -> frozenset[int]:
+    """Ranks that were reported anew since the look before."""
+    nodes = (node for node in snapshot.nodes if reports.get(silence.key(node), 0.0) > state.reported.get(silence.key(node), float("-inf")) + 1e-3)
+    return frozenset(rank.rank for node in nodes for rank in node.ranks)
+
+
+def _letters(state: State, ranks: Mapping[int, RankState], now: float, heard: frozenset[int]) -> dict[int, tuple[str, float, int]]:
+    """Only the letters that mean something when they last. heard: the ranks that this is a look at, and no old report of."""
     found = {}
     for rank in ranks.values():
         if rank.process is not None and rank.process.alive and rank.process.state in ("T", "t", "D"):
             old = state.letters.get(rank.rank)
             same = old is not None and old[0] == rank.process.state
-            found[rank.rank] = (rank.process.state, old[1], old[2] + 1) if old is not None and same else (rank.process.state, now, 1)
+            found[rank.rank] = (rank.process.state, old[1], old[2] + (rank.rank in heard)) if old is not None and same else (rank.process.state, now, 1)
     return found
 
 
@@ -191,10 +206,9 @@ def _not_blocked(hang: Hang, found: Sequence[Wait], ranks: Mapping[int, RankStat
     return []
 
 
-def _watches(
-    state: State, troubles: Sequence[Hang], in_cycles: frozenset[int], found: Sequence[Wait], ranks: Mapping[int, RankState], now: float, limits: Limits
-) -> dict[int, Watch]:
-    """Suspects, ranks of a cycle and compiling ranks are watched, and only as long as they are that."""
+def _watches(troubles: Sequence[Hang], in_cycles: frozenset[int], found: Sequence[Wait], scene: Scene) -> dict[int, Watch]:
+    """Suspects, ranks of a cycle and compiling ranks are watched, and only as long as they are that. A look at a rank is as old as its node's report."""
+    state, ranks, now, limits = scene.state, scene.ranks, scene.now, scene.limits
     due: dict[int, tuple[float, float]] = {}  # rank -> start of the wait, length of a look
     for state_ in ranks.values():
         if state_.compiling or state_.compile_witness:
@@ -218,33 +232,35 @@ def _watches(
         old_watch = state.watches.get(rank)
         if old_watch is not None and old_watch.look_at < since:
             old_watch = None  # a look that began before the wait would count the work before it
-        watches[rank] = progress.observe(old_watch, ranks[rank], now, look, limits)
+        watches[rank] = progress.observe(old_watch, ranks[rank], scene.seen_at(rank), look, limits)
     return progress.with_lock_holders(watches, ranks)
 
 
 def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: Scene) -> tuple[State, list[wants.Case]]:
     now, minted = scene.now, state.minted
-    before = list(state.troubles)
+    before = dict(enumerate(state.troubles))
+    places: dict[WaitKey, list[int]] = {}  # of each wait the troubles that it was a part of
+    for place, trouble in before.items():
+        for wait_key in trouble.waits:
+            places.setdefault(wait_key, []).append(place)
     cases: list[wants.Case] = []
     kept: list[Trouble] = []
     for hang in troubles:
         keys = frozenset(found[index].key for index in hang.waits)
-        old = next((trouble for trouble in before if trouble.waits & keys), None)
-        if old is not None:
-            before.remove(old)
+        place = min((place for wait_key in keys for place in places.get(wait_key, ()) if place in before), default=-1)
+        old = before.pop(place, None)
         ruling = hangs.rule(hang, found, old, scene)
         if old is None:
             minted += 1
             old = Trouble(f"a{scene.snapshot.attempt}-hang-{minted}", keys, frozenset(), ruling.since, now)
         verdict = repeats.told(replace(ruling.verdict, key=old.key), state) if ruling.verdict is not None else None
-        agree = old.agree + 1 if ruling.mark and ruling.mark == old.finding else 1 if ruling.mark else 0
         trouble = replace(
-            old, waits=keys, culprits=frozenset(ruling.culprits), since=ruling.since, seen=now, agree=agree, finding=ruling.mark,
-            deadline=ruling.deadline, verdict=verdict,
+            old, waits=keys, culprits=frozenset(ruling.culprits), since=ruling.since, seen=now, agree=ruling.agree, finding=ruling.mark,
+            witness=ruling.witness, deadline=ruling.deadline, verdict=verdict,
         )  # fmt: skip
         kept.append(trouble)
         cases.append((hang, ruling, trouble))
-    kept += [trouble for trouble in before if now - trouble.seen < _FORGET_S]
+    kept += [trouble for trouble in before.values() if now - trouble.seen < _FORGET_S]
     return replace(state, troubles=tuple(kept), minted=minted), cases
 
 

@@ -34,6 +34,7 @@ _BLIND_S = 15.0  # without a stack for this long there will be none
 _OUTSTANDING = 2.0  # times what any other suspect costs
 _COMPARE = "Compare this rank's input, host and device with the others: it does more work per step, or does the same work slower."
 _STALE_WINDOWS = 6  # without news nobody is charged for the waiting
+_READ_MEMBERS = 20_000  # members of the groups that are read in one look: in a job of many thousand ranks the rest has its turn at the next ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,23 @@ def look(views: Iterable[View], scene: Scene, asked: Asked, troubled: bool) -> t
     troubled: ranks hang or are slow now, nobody new is named.
     """
     entries = readings.Entries(scene.ranks)
+    compiling = {rank for rank, state in scene.ranks.items() if state.compiling}
     kept: dict[Key, Lateness] = {}
     seen: dict[Key, View] = {}
     for view in views:
-        if len(view.members) < 2 or view.absent or view.unknown or any(member.stale for member in view.members.values()):
+        if len(view.members) < 2 or view.absent or view.unknown or view.stale:
             continue
         key: Key = (*view.key, view.group.generation)
         lowest = min(member.done for member in view.members.values())
-        late = scene.state.lateness.get(key) or Lateness(Looks(scene.now, first_seq=lowest))
-        kept[key], seen[key] = _observe(late, view, scene, entries), view
+        kept[key] = scene.state.lateness.get(key) or Lateness(Looks(scene.now, first_seq=lowest))
+        seen[key] = view
+    due = _due(kept, seen, scene)
+    for key, late in kept.items():
+        kept[key] = _observe(late, seen[key], scene, entries, not compiling.isdisjoint(seen[key].members), due.get(key))
     claims = {key: claim for key, late in kept.items() if (claim := _claim(late, seen[key], scene)) is not None}
-    free = {place: claim for place, claim in claims.items() if not _excused(place, claims, seen)}
+    inside = _memberships(claims, seen)
+    free = {place: claim for place, claim in claims.items() if not _excused(place, claims, inside)}
+    rivals = _Rivals(free.values())
     sought: dict[int, None] = {}
     unread: dict[int, None] = {}
     for place, late in kept.items():
@@ -81,7 +88,7 @@ def look(views: Iterable[View], scene: Scene, asked: Asked, troubled: bool) -> t
             late = _sampled(late, free[place].rank, scene)
             if not late.talks and not _cleared(late, scene):
                 sought[free[place].rank] = None
-        rivalled = troubled or (place in free and _rivalled(free[place], free.values()))
+        rivalled = troubled or (place in free and rivals.of(free[place]))
         kept[place] = _decide(late, claim, claim is not None and place not in free, scene, rivalled)
     wanted = []
     if chosen := asked.due("stacks", sought, _SAMPLE_S, scene.limits.max_stacks):
@@ -97,9 +104,25 @@ def look(views: Iterable[View], scene: Scene, asked: Asked, troubled: bool) -> t
 # -- evidence --------------------------------------------------------------------------------------------------------------
 
 
-def _observe(late: Lateness, view: View, scene: Scene, entries: readings.Entries) -> Lateness:
+def _due(lates: Mapping[Key, Lateness], seen: Mapping[Key, View], scene: Scene) -> dict[Key, float]:
+    """The groups of which a reading is taken now, and the moment of each: all that are due, those that have waited longest where they are too many."""
+    every_s = scene.limits.straggler_window_s / 2
+    due = {key: at for key, late in lates.items() if (at := readings.due(late, seen[key], scene.ranks, every_s)) is not None}
+    if sum(len(seen[key].members) for key in due) <= _READ_MEMBERS:
+        return due
+    chosen: dict[Key, float] = {}
+    members = 0
+    for key in sorted(due, key=lambda key: lates[key].read_at):
+        members += len(seen[key].members)
+        if chosen and members > _READ_MEMBERS:
+            break
+        chosen[key] = due[key]
+    return chosen
+
+
+def _observe(late: Lateness, view: View, scene: Scene, entries: readings.Entries, compiling: bool, at: float | None) -> Lateness:
+    """at: of the reading that is taken now, None where none is."""
     pause = scene.state.pauses[-1][0] if scene.state.pauses else -1.0
-    compiling = any(scene.ranks[rank].compiling for rank in view.members)
     if compiling or pause >= late.looks.start:
         late = replace(late, looks=found_waiting.restart(late.looks, view, scene.now))
     suspect = _suspect(late) if found_waiting.ends(late.looks, scene.now, scene.limits) else None
@@ -109,7 +132,6 @@ def _observe(late: Lateness, view: View, scene: Scene, entries: readings.Entries
     late = replace(late, looks=looks)
     if ended and late.told is not None and not _exact(late):
         late = replace(late, misses=0 if looks.culprit == late.told else late.misses + 1)
-    at = readings.due(late, view, scene.ranks, scene.limits.straggler_window_s / 2)
     if at is None:
         return late
     before = len(late.readings), late.readings[-1:]
@@ -199,24 +221,41 @@ def _found(late: Lateness, view: View) -> tuple[str, ...]:
 # -- judgement -------------------------------------------------------------------------------------------------------------
 
 
-def _excused(key: Key, claims: Mapping[Key, Claim], seen: Mapping[Key, View]) -> bool:
-    """Whether the group's suspect is itself kept waiting, in another group, by another suspect."""
+def _memberships(claims: Mapping[Key, Claim], seen: Mapping[Key, View]) -> dict[int, list[Key]]:
+    """The groups with a claim that each suspect is a member of."""
+    suspects = {claim.rank for claim in claims.values()}
+    inside: dict[int, list[Key]] = {rank: [] for rank in suspects}
+    for place in claims:
+        for rank in suspects & seen[place].members.keys():
+            inside[rank].append(place)
+    return inside
+
+
+def _excused(key: Key, claims: Mapping[Key, Claim], inside: Mapping[int, Sequence[Key]]) -> bool:
+    """Whether the group's suspect is itself kept waiting, in another group, by another suspect. inside: the groups that each suspect is in."""
     claim = claims.get(key)
     if claim is None:
         return False
     return any(
-        other.rank != claim.rank
-        and (other.hint or (other.arrives_last and claim.measured and not claim.sure))
-        and claim.rank in seen[place].members
-        and other.late_by_s >= 0.5 * claim.late_by_s
-        for place, other in claims.items()
-        if place != key
+        other.rank != claim.rank and (other.hint or (other.arrives_last and claim.measured and not claim.sure)) and other.late_by_s >= 0.5 * claim.late_by_s
+        for place in inside[claim.rank]
+        if place != key and (other := claims[place]) is not None
     )
 
 
-def _rivalled(claim: Claim, claims: Iterable[Claim]) -> bool:
-    """Whether another rank is late as well, by about as much: one may wait for the other where no recorder sees it."""
-    return any(other.rank != claim.rank and other.hint and claim.cost_ratio < _OUTSTANDING * other.cost_ratio for other in claims)
+class _Rivals:
+    """Ranks that are likely late as well, by what they cost most."""
+
+    def __init__(self, claims: Iterable[Claim]) -> None:
+        costs: dict[int, float] = {}
+        for claim in claims:
+            if claim.hint:
+                costs[claim.rank] = max(claim.cost_ratio, costs.get(claim.rank, claim.cost_ratio))
+        self._costliest = sorted(costs.items(), key=lambda item: -item[1])[:2]
+
+    def of(self, claim: Claim) -> bool:
+        """Whether another rank is late as well, by about as much: one may wait for the other where no recorder sees it."""
+        return any(rank != claim.rank and claim.cost_ratio < _OUTSTANDING * cost for rank, cost in self._costliest)
 
 
 def _sampled(late: Lateness, rank: int, scene: Scene) -> Lateness:

@@ -214,7 +214,7 @@ def _sample(
         for rank, member in view.members.items():
             if rank in spans:
                 seen[rank] = seen.get(rank, 0.0) + spans[rank]
-                if member.waiting:
+                if member.entered > member.done:
                     waited[rank] = waited.get(rank, 0.0) + spans[rank]
             elif long.get(rank) and rank in waited:  # its samples were of a wait that is charged as a long one now
                 taken = min(waited[rank], long[rank])

@@ -68,7 +68,7 @@ def judge(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], level: C
     silent = all(level(Finding(rank, "unknown", "unknown")) >= 2 for rank in (*roots, *free))
 
     if closed and len(free) == 1:
-        finding = causes.of(ranks[free[0]], since, scene.state, scene.now, scene.limits)
+        finding = causes.of(ranks[free[0]], since, scene.state, scene.seen_at(free[0]), scene.limits)
         finding = replace(finding, confidence="partial", missing_evidence=(*finding.missing_evidence, *missing))
         says = f"every rank waits but rank {free[0]} ({finding.says or 'what it does is not known'}): {what}"
         due = "stuck" if level(finding) >= 2 and silent else None

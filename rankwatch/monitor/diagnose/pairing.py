@@ -15,7 +15,7 @@ from rankwatch.monitor.diagnose import mismatch, words
 from rankwatch.monitor.diagnose.mismatch import Mismatch
 from rankwatch.monitor.diagnose.scene import Scene
 from rankwatch.monitor.diagnose.state import Lead, Paired
-from rankwatch.monitor.diagnose.views import View, wall_to_mono
+from rankwatch.monitor.diagnose.views import View, alive, wall_to_mono
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _SHAPES = 3  # so many numbers have to differ where only the shape does
 _MAX_TOLD = 16  # groups; more are consequences
 _READINGS = 6  # of one lead, then more and more rarely
+_LATE_S = 20.0  # histories of other nodes' ranks are waited for, where those at hand do not tell who is odd
 _SCANNED = 20_000  # numbers that are compared one by one in one look
 
 GroupOf = tuple[object, ...]
@@ -52,9 +53,10 @@ def look(
     paired: dict[GroupOf, Paired] = {}
     proven = dict(scene.state.diverged)
     wanted: list[Want] = []
+    worlds = {rank: next((group.generation for group in state.groups if group.desc == "default_pg"), -1) for rank, state in scene.ranks.items()}
     hung = {wait.key[1:-1]: wait.seq for wait in waits if wait.kind == "collective" and wait.mismatch is not None}
     for view in views:
-        if len(view.members) < 2 or any(member.stale for member in view.members.values()):
+        if len(view.members) < 2 or view.stale:
             continue
         key = (*view.key, view.group.generation)
         lead = _lead(view, scene.state.leads.get(key)) if not view.mixed else None
@@ -65,15 +67,20 @@ def look(
         before = scene.state.paired.get(key, Paired())
         if key in hung and hung[key] not in before.hung:
             before = replace(before, hung=(*before.hung, hung[key])[-64:])
-        lines = _lines(view, scene.ranks)
+        lines = _lines(view, scene.ranks, worlds)
         if len(lines) > 1 and scene.state.frozen_at is None and len(proven) < _MAX_TOLD:
-            upto = min(min(view.members[rank].done for rank in lines), max(calls.last for calls in lines.values()))
-            same = len(before.lines) == len(lines) and all(lines.get(rank) is calls for rank, calls in before.lines)
+            same = len(before.lines) == len(lines) and all(lines.get(rank) is calls for rank, calls in before.lines.items())
+            settled = min([view.members[rank].done for rank in lines])
+            upto = min(settled, max([calls.last for calls in lines.values()])) if not same or settled > before.upto else settled
             if not same or upto > before.upto:
-                before = replace(before, lines=tuple(lines.items()), upto=upto)
+                before = replace(before, lines=lines, upto=upto)
                 if (odd := _compare(lines, upto, before.hung)) is not None:
-                    proven[key] = _verdict(view, odd, lead, scene)
-        if before != Paired():
+                    before = replace(before, split_at=scene.now if before.split_at is None else before.split_at)
+                    if len(odd.culprits) < len(lines) or not (unread := _unread(view, lines, before, scene)):
+                        proven[key] = _verdict(view, odd, lead, scene)
+                    elif chosen := asked.due("recorder", filter(scene.ranks.__contains__, unread), scene.limits.rerecord_s, scene.limits.max_recorders):
+                        wanted.append(Want("recorder", chosen, "which side most are on"))
+        if before.lines or before.hung or before.split_at is not None:
             paired[key] = before
         if lead is not None and lead.polls >= scene.limits.lead_polls and key not in proven:
             every = scene.limits.rerecord_s * max(1, lead.polls // (_READINGS * scene.limits.lead_polls))
@@ -125,21 +132,29 @@ def _lead(view: View, old: Lead | None) -> Lead | None:
     return Lead(ahead, old.polls + (lowest > old.lowest), lowest)
 
 
-def _lines(view: View, ranks: Mapping[int, RankState]) -> dict[int, Calls]:
-    """The histories of those members that are in the same group for certain.
+def _lines(view: View, ranks: Mapping[int, RankState], worlds: Mapping[int, int]) -> dict[int, Calls]:
+    """The histories of those members that are in the same group for certain. worlds: generation of each rank's default group.
 
     A name is given anew once the default group was destroyed, and ranks do so at different moments: then they are in different ones.
     """
-    found: dict[int, Calls] = {}
-    worlds: dict[int, tuple[int, ...]] = {}
+    name, found = view.group.name, {}
     for rank, member in view.members.items():
-        calls = ranks[rank].calls.get(view.group.name)
+        calls = ranks[rank].calls.get(name)
         if calls is not None and calls.generation == member.group.generation and len(calls.kinds) >= KIND_BYTES:
             found[rank] = calls
-            world = next((group.generation for group in ranks[rank].groups if group.desc == "default_pg"), -1)
-            worlds[rank] = (world,) if view.group.name.isdigit() else (world, calls.generation)  # else named by its members, and made anew within a world
-    newest = max(worlds.values(), default=())
-    return {rank: calls for rank, calls in found.items() if worlds[rank] == newest}
+    numbered = name.isdigit()  # else named by its members, and made anew within a world
+    places = {(worlds[rank],) if numbered else (worlds[rank], calls.generation) for rank, calls in found.items()}
+    if len(places) < 2:
+        return found
+    newest = max(places)
+    return {rank: calls for rank, calls in found.items() if newest == ((worlds[rank],) if numbered else (worlds[rank], calls.generation))}
+
+
+def _unread(view: View, lines: Mapping[int, Calls], paired: Paired, scene: Scene) -> list[int]:
+    """Members whose histories may still show which side most are on: those of other nodes come later. [] once they were waited for."""
+    if paired.split_at is not None and scene.now - paired.split_at >= _LATE_S:
+        return []
+    return [rank for rank in view.group.ranks if rank not in lines and (rank not in scene.ranks or alive(scene.ranks[rank]))]
 
 
 def _compare(lines: Mapping[int, Calls], settled: int, hung: Sequence[int]) -> _Odd | None:

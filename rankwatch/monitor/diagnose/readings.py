@@ -21,20 +21,21 @@ _BUSY_RATIO = 0.05  # of the time between two readings spent compiling: what it 
 
 
 class Entries:
-    """Collectives of each rank by group and generation, sorted out once a look and only for ranks that are asked for."""
+    """Collectives of each rank by group and generation, sorted out only where they are asked for."""
 
     def __init__(self, ranks: Mapping[int, RankState]) -> None:
         self._ranks = ranks
-        self._known: dict[int, dict[tuple[str, int], dict[int, Collective]]] = {}
         self._next: dict[int, dict[tuple[str, int, int], tuple[float, object]]] = {}
+        self._compiled_s: dict[int, float] = {}
 
     def of(self, rank: int, group: str, generation: int) -> dict[int, Collective]:
-        if rank not in self._known:
-            found = self._known[rank] = {}
-            for entry in self._ranks[rank].collectives:
-                if not entry.is_p2p:
-                    found.setdefault((entry.group, entry.generation), {})[entry.seq] = entry
-        return self._known[rank].get((group, generation), {})
+        return {entry.seq: entry for entry in self._ranks[rank].collectives if entry.group == group and entry.generation == generation and not entry.is_p2p}
+
+    def compiled_s(self, rank: int) -> float:
+        """Seconds that it has spent compiling so far."""
+        if rank not in self._compiled_s:
+            self._compiled_s[rank] = _compiled_s(self._ranks[rank])
+        return self._compiled_s[rank]
 
     def after(self, rank: int) -> dict[tuple[str, int, int], tuple[float, object]]:
         """Of each of its collectives by (group, generation, seq): when it called the next thing, in any group, and what that was."""
@@ -50,19 +51,21 @@ class Entries:
 
 def due(late: Lateness, view: View, ranks: Mapping[int, RankState], every_s: float) -> float | None:
     """The moment of the newest of one new read of every member; None until all were read again and every_s has gone by."""
-    times = [ranks[rank].collectives_at for rank in view.members]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times) or min(known) <= late.read_at or max(known) - late.read_at < every_s:
-        return None
-    return max(known)
+    newest = late.read_at
+    for rank in view.members:
+        at = ranks[rank].collectives_at
+        if at is None or at <= late.read_at:
+            return None
+        newest = max(newest, at)
+    return newest if newest - late.read_at >= every_s else None
 
 
 def add(late: Lateness, view: View, ranks: Mapping[int, RankState], entries: Entries, at: float, disturbed: bool) -> Lateness:
     """With the reading of `at`. The first only sets the start; a disturbed one (a pause, a compile) is left out."""
     rows = {rank: entries.of(rank, member.group.name, member.group.generation) for rank, member in view.members.items()}
-    common = sorted(set.intersection(*(set(row) for row in rows.values())))
+    common = sorted(set.intersection(*map(set, rows.values())))
     steps = max(ranks[rank].steps for rank in view.members)
-    compiled_s = sum(_compiled_s(ranks[rank]) for rank in view.members)
+    compiled_s = sum(entries.compiled_s(rank) for rank in view.members)
     elapsed_s = at - late.read_at
     disturbed = disturbed or compiled_s - late.compiled_s > _BUSY_RATIO * elapsed_s
     news = replace(late, read_at=at, steps=steps, compiled_s=compiled_s)

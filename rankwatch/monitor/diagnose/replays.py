@@ -77,7 +77,7 @@ def look(scene: Scene, since: float, asked: Asked, open_waits: Sequence[Wait]) -
         wanted.append(Want("native_stack", native, "whether it waits on its device"))
     if not waiters or not culprits or len(waiters) + len(culprits) < len(ranks) or (len(culprits) >= len(waiters) and len(ranks) > 2):
         return [], wanted
-    found = {rank: causes.of(ranks[rank], since, scene.state, scene.now - scene.lag(rank), limits) for rank in culprits}
+    found = {rank: causes.of(ranks[rank], since, scene.state, scene.seen_at(rank), limits) for rank in culprits}
     if lasted < limits.idle_min_s and any(progresses(scene.state.watches.get(rank), scene.now, LOOK_S) for rank in culprits):
         return [], wanted
     best = min(found.values(), key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank))

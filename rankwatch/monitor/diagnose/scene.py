@@ -19,13 +19,18 @@ Clock = tuple[float, float | None, bool, float, str]  # since, timeout, first co
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What is said of a hang at this look. mark: the unhealable evidence, () if there is none; equal marks in two looks agree."""
+    """What is said of a hang at this look. mark: the unhealable evidence, () if there is none; equal marks in two looks agree.
+
+    agree, witness: as in state.Trouble, this look included.
+    """
 
     verdict: Verdict | None
     culprits: tuple[int, ...]
     since: float
     deadline: float | None
     mark: tuple[object, ...] = ()
+    agree: int = 0
+    witness: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,10 @@ class Scene:
     def lag(self, rank: int) -> float:
         """How far behind now what is known of this rank is. What a late report shows does not grow older with the report."""
         return self.lags.get(self.ranks[rank].node, 0.0) if rank in self.ranks else 0.0
+
+    def seen_at(self, rank: int) -> float:
+        """When the report was made that this rank is in."""
+        return self.now - self.lag(rank)
 
 
 @dataclass(frozen=True, slots=True)

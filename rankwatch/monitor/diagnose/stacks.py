@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Role = Literal["culprit", "waiting", "other"]
+_Normal = tuple[tuple[str, str, int], ...]
 _ORDER: dict[Role, int] = {"culprit": 0, "waiting": 1, "other": 2}
 
 
-def normalise(frames: tuple[Frame, ...]) -> tuple[tuple[str, str, int], ...]:
+def normalise(frames: tuple[Frame, ...]) -> _Normal:
     """What makes two stacks equal: lines count in the job's own code, in libraries only function and file do."""
     return tuple((frame.name, frame.file, frame.line if is_user(frame) else 0) for frame in frames)
 
@@ -27,14 +28,19 @@ def group_stacks(stacks: Mapping[int, Stack], culprits: Iterable[int] = (), wait
     A culprit never shares a group with a rank that only waits. Ranks whose stack is empty are left out.
     """
     culprit_set, waiting_set = set(culprits), set(waiting)
-    found: dict[tuple[Role, tuple[tuple[str, str, int], ...]], list[int]] = defaultdict(list)
-    frames: dict[tuple[Role, tuple[tuple[str, str, int], ...]], tuple[Frame, ...]] = {}
+    found: dict[tuple[Role, _Normal], list[int]] = defaultdict(list)
+    frames: dict[tuple[Role, _Normal], tuple[Frame, ...]] = {}
+    known: dict[tuple[object, ...], _Normal] = {}  # most of many ranks are at the very same lines
     for rank in sorted(stacks):
         main = stacks[rank].main
         if not main:
             continue
         role: Role = "culprit" if rank in culprit_set else "waiting" if rank in waiting_set else "other"
-        key = (role, normalise(main))
+        same = tuple([part for frame in main for part in (frame.line, frame.name, frame.file)])
+        normal = known.get(same)
+        if normal is None:
+            normal = known[same] = normalise(main)
+        key = (role, normal)
         found[key].append(rank)
         frames.setdefault(key, main)
     ordered = sorted(found, key=lambda key: (_ORDER[key[0]], len(found[key]), found[key][0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankwatch.model import Calls, Crash, Verdict
+from rankwatch.model import Calls, Crash, RankState, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
     from rankwatch.monitor.diagnose.arrivals import Reading
     from rankwatch.monitor.diagnose.ledger import Ledger
+    from rankwatch.monitor.diagnose.views import Sorted
 
 WaitKey = tuple[object, ...]
+NodeKey = tuple[int, str]  # group rank and name of a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,9 @@ class Trouble:
     culprits: frozenset[int]
     since: float
     seen: float
-    agree: int = 0  # looks in a row with the same unhealable finding
+    agree: int = 0  # looks in a row with the same unhealable finding, each by newer reports
     finding: tuple[object, ...] = ()
+    witness: Mapping[int, float] = field(default_factory=dict)  # when the ranks were seen that show it, see witnesses.py
     deadline: float | None = None
     native_asked: bool = False
     verdict: Verdict | None = None
@@ -107,11 +110,15 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What was compared of one group: these histories, up to this number. hung: numbers at which different calls made the ranks hang."""
+    """What was compared of one group: these histories, up to this number. hung: numbers at which different calls made the ranks hang.
 
-    lines: tuple[tuple[int, Calls], ...] = ()
+    split_at: since when it is known that they differ, without a majority among those that were read.
+    """
+
+    lines: Mapping[int, Calls] = field(default_factory=dict)
     upto: int = 0
     hung: tuple[int, ...] = ()
+    split_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,9 @@ class State:
     suspended_at: float | None = None  # since when every rank is stopped
     extensions: Mapping[tuple[int, str, int, float], Spent] = field(default_factory=dict)
     ledger: Ledger | None = None  # of all attempts
+    entries: Mapping[int, Sorted] = field(default_factory=dict)  # of each rank, as it was last read
+    reported: Mapping[NodeKey, float] = field(default_factory=dict)  # when each node's newest report was made
+    seen: Mapping[int, RankState] = field(default_factory=dict)  # every rank as it was at this look, those of silent nodes as they were seen last
     opens: Mapping[tuple[int, str, int], Open] = field(default_factory=dict)
     startups: Mapping[WaitKey, float] = field(default_factory=dict)
     watches: Mapping[int, Watch] = field(default_factory=dict)

@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 
 from rankwatch.model import Collective, Group, JobSnapshot, RankState
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _SCAN = 300  # newest entries looked at; waits are among the newest
 _SCAN_DONE = 40  # so many finished ones in a row end the scan
 _CLOCKS_S = 0.2  # how far two nodes' clocks may be apart
@@ -33,6 +37,19 @@ EXCHANGES = frozenset(
 GroupKey = tuple[str, int, int, int, int]  # name, then size, first, last rank and a hash of all of them
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The newest entries of one rank in one generation of a group. opens: numbers of those that are not done, in order."""
+
+    entries: dict[int, Collective]
+    newest: int
+    opens: tuple[int, ...]
+
+
+Sorted = tuple[tuple[Collective, ...], dict[tuple[str, int], Kept]]  # a rank's entries as they were read, and by group and generation
+_NOTHING = Kept({}, 0, ())
+
+
 @dataclass(slots=True)
 class Member:
     """One rank in one group. `open` is its oldest entry that is not done, where the recorder was read."""
@@ -42,7 +59,8 @@ class Member:
     entered: int = 0
     done: int = 0
     open: Collective | None = None
-    entries: dict[int, Collective] = field(default_factory=dict)  # by seq, newest ones
+    entries: Mapping[int, Collective] = field(default_factory=dict)  # by seq, newest ones
+    opens: tuple[int, ...] = ()  # of these
     stale: bool = False  # belongs to an earlier group of this name than the others are in
     mixed: bool = False
     unsettled: bool = False
@@ -54,7 +72,10 @@ class Member:
 
 @dataclass(slots=True)
 class View:
-    """One group. frontier is 0 while nobody has anything open."""
+    """One group. frontier is 0 while nobody has anything open.
+
+    mixed: whether some numbers here are only as new as the entries that were read. stale: whether some member is still in an earlier group of this name.
+    """
 
     key: GroupKey
     group: Group
@@ -65,11 +86,8 @@ class View:
     missing: tuple[int, ...] = ()
     waiters: tuple[int, ...] = ()
     unsettled: tuple[int, ...] = ()
-
-    @property
-    def mixed(self) -> bool:
-        """Whether some numbers here are only as new as the entries that were read."""
-        return any(member.mixed for member in self.members.values())
+    mixed: bool = False
+    stale: bool = False
 
     @property
     def label(self) -> str:
@@ -96,12 +114,13 @@ def wall_to_mono(snapshot: JobSnapshot, wall: float, offset_s: float = 0.0) -> f
 
 
 def fresh_ranks(snapshot: JobSnapshot, report_stale_s: float) -> tuple[dict[int, RankState], dict[int, float]]:
-    """Ranks whose node reports, and the clock offset of each. Ranks of a node that went silent are unknown."""
+    """Ranks whose node reports, and the clock offset of each. Ranks of a node that went silent are unknown, but for those that have ended: that stays so."""
     ranks: dict[int, RankState] = {}
     offsets: dict[int, float] = {}
     for node in snapshot.nodes:
-        if node.report_age_s <= report_stale_s:
-            for rank in node.ranks:
+        fresh = node.report_age_s <= report_stale_s
+        for rank in node.ranks:
+            if fresh or (rank.process is not None and rank.process.exit_code is not None):
                 ranks[rank.rank] = rank
                 offsets[rank.rank] = node.clock_offset_s
     return ranks, offsets
@@ -122,14 +141,27 @@ def on_its_way(rank: RankState) -> bool:
     return alive(rank) and not rank.groups and rank.agent in ("loaded", "armed", "claimed") and rank.stage in ("starting", "armed", "joining")
 
 
-def build(snapshot: JobSnapshot, ranks: dict[int, RankState]) -> dict[GroupKey, View]:
-    """Every group that any rank reports. Linear in ranks x groups of a rank."""
+def sort_entries(before: Mapping[int, Sorted], ranks: Mapping[int, RankState]) -> dict[int, Sorted]:
+    """Every rank's entries by group; work is done for those ranks only whose recorder was read since `before`."""
+    found = {}
+    for number, state in ranks.items():
+        old = before.get(number)
+        found[number] = old if old is not None and old[0] is state.collectives else (state.collectives, _entries(state.collectives))
+    return found
+
+
+def build(snapshot: JobSnapshot, ranks: Mapping[int, RankState], entries: Mapping[int, Sorted] | None = None) -> dict[GroupKey, View]:
+    """Every group that any rank reports. entries: of sort_entries, where there are any from the look before. Linear in ranks x groups of a rank."""
+    entries = sort_entries({}, ranks) if entries is None else entries
     views: dict[GroupKey, View] = {}
     keys: dict[int, tuple[int, int, int, int]] = {}
-    for state in ranks.values():
+    gone: dict[int, float | None] = {}  # ranks that have ended, and when
+    for number, state in ranks.items():
+        if not alive(state):
+            gone[number] = state.process.exited_at if state.process is not None else None
         if not state.groups:
             continue
-        entries = _entries(state)
+        kept = entries[number][1]
         for group in state.groups:
             part = keys.get(id(group.ranks))
             if part is None:
@@ -141,64 +173,70 @@ def build(snapshot: JobSnapshot, ranks: dict[int, RankState]) -> dict[GroupKey, 
                 view = views[key] = View(key, group)
             elif group.generation > view.group.generation:
                 view.group = group
-            view.members[state.rank] = _member(state, group, entries.get((group.name, group.generation), {}), snapshot)
+            member = view.members[state.rank] = _member(state, group, kept.get((group.name, group.generation), _NOTHING), snapshot)
+            if member.mixed:
+                view.mixed = True
     for view in views.values():
-        _find_frontier(view, ranks, snapshot)
+        _find_frontier(view, ranks, gone, snapshot)
     return views
 
 
-def _entries(state: RankState) -> dict[tuple[str, int], dict[int, Collective]]:
+def _entries(collectives: tuple[Collective, ...]) -> dict[tuple[str, int], Kept]:
     found: dict[tuple[str, int], dict[int, Collective]] = {}
     run = 0
-    for count, entry in enumerate(reversed(state.collectives)):
+    for count, entry in enumerate(reversed(collectives)):
         if count >= _SCAN or run >= _SCAN_DONE:
             break
         if entry.is_p2p:
             continue
         run = run + 1 if entry.done else 0
-        found.setdefault((entry.group, entry.generation), {}).setdefault(entry.seq, entry)
-    return found
+        of = (entry.group, entry.generation)
+        kept = found.get(of)
+        if kept is None:
+            found[of] = {entry.seq: entry}
+        elif entry.seq not in kept:
+            kept[entry.seq] = entry
+    return {of: Kept(kept, max(kept), tuple(sorted([seq for seq, entry in kept.items() if not entry.done]))) for of, kept in found.items()}
 
 
-def _member(state: RankState, group: Group, entries: dict[int, Collective], snapshot: JobSnapshot) -> Member:
+def _member(state: RankState, group: Group, kept: Kept, snapshot: JobSnapshot) -> Member:
     enqueued, completed = state.enqueued.get(group.name), state.completed.get(group.name)
     recreated = group.generation and group.created_wall_at and group.backend == "gloo"
     if recreated and state.heartbeat_at is not None and wall_to_mono(snapshot, group.created_wall_at) > state.heartbeat_at:
         enqueued = completed = None  # numbers of the group of this name before, read ahead of the re-creation
-    newest = max(entries, default=0)
-    opens = [seq for seq, entry in entries.items() if not entry.done]
-    done_by_entries = min(opens) - 1 if opens else newest
+    entries, newest, opens = kept.entries, kept.newest, kept.opens
+    done_by_entries = opens[0] - 1 if opens else newest
     if opens and completed is not None and done_by_entries not in entries:
         done_by_entries = 0  # the oldest entry at hand is open: how many lie before it is not known from entries
     done = max(completed if completed is not None else 0, done_by_entries, 0)
     entered = max(enqueued if enqueued is not None else 0, newest, done)
-    first = min((seq for seq in opens if seq > done), default=None)
-    behind = state.mixed.get(group.name)
-    return Member(state.rank, group, entered, done, entries[first] if first is not None else None, entries, mixed=behind is not None, unsettled=bool(behind))
+    first = next((seq for seq in opens if seq > done), None) if opens else None
+    behind = state.mixed.get(group.name) if state.mixed else None
+    open_ = entries[first] if first is not None else None
+    return Member(state.rank, group, entered, done, open_, entries, opens, mixed=behind is not None, unsettled=bool(behind))
 
 
-def _reopen(members: dict[int, Member], ranks: dict[int, RankState], snapshot: JobSnapshot) -> None:
+def _reopen(members: dict[int, Member], ranks: Mapping[int, RankState], gone: Mapping[int, float | None], snapshot: JobSnapshot) -> None:
     """Take back what cannot be done: an exchange that a member has not entered is open, even where a later number has completed.
 
     Later operations complete out of order where they need not everybody: a broadcast at its root, a reduce at the others. A member that has
     ended may have entered more than its last beat tells: what it has left open is found out by `_left_open`.
     """
-    lowest = min((member.entered for rank, member in members.items() if alive(ranks[rank])), default=0)
-    ends = {rank: at for rank in members if (at := _ended_at(ranks[rank])) is not None}
+    lowest = min((member.entered for rank, member in members.items() if rank not in gone), default=0)
+    ends = {rank: at for rank, at in gone.items() if at is not None and rank in members}
     first = min((members[rank].entered for rank in ends), default=lowest)
+    start = min(lowest, first)
     for member in members.values():
-        for seq in range(min(lowest, first) + 1, min(member.done, lowest + _SCAN) + 1):
-            entry = member.entries.get(seq)
-            if entry is None or entry.done or entry.op not in EXCHANGES:
+        if member.done <= start or not member.opens:
+            continue
+        end = min(member.done, lowest + _SCAN)
+        for seq in member.opens:
+            if not start < seq <= end or (entry := member.entries[seq]).op not in EXCHANGES:
                 continue
-            gone = (at for rank, at in ends.items() if members[rank].entered < seq < member.done)
-            if seq > lowest or any(_left_open(entry, member, at, ranks[member.rank], snapshot) for at in gone):
+            left = (at for rank, at in ends.items() if members[rank].entered < seq < member.done)
+            if seq > lowest or any(_left_open(entry, member, at, ranks[member.rank], snapshot) for at in left):
                 member.done, member.open = seq - 1, entry
                 break
-
-
-def _ended_at(rank: RankState) -> float | None:
-    return rank.process.exited_at if rank.process is not None and not alive(rank) else None
 
 
 def _left_open(entry: Collective, member: Member, ended_at: float, waiter: RankState, snapshot: JobSnapshot) -> bool:
@@ -215,7 +253,7 @@ def _left_open(entry: Collective, member: Member, ended_at: float, waiter: RankS
     return any(each.done and (each.op, each.input_sizes, each.dtypes) == (entry.op, entry.input_sizes, entry.dtypes) for each in member.entries.values())
 
 
-def _still_to_come(view: View, current: dict[int, Member], others: list[int], ranks: dict[int, RankState], attempt: int) -> set[int]:
+def _still_to_come(view: View, current: dict[int, Member], others: list[int], ranks: Mapping[int, RankState], attempt: int) -> set[int]:
     """Those of the others that have no groups yet and are known to be missing: nothing in this group has come about without them.
 
     A gloo group exists once all have come: there it proves something of one that is seen joining, and of others only where a store of the
@@ -227,31 +265,36 @@ def _still_to_come(view: View, current: dict[int, Member], others: list[int], ra
     return {rank for rank in others if rank in ranks and on_its_way(ranks[rank]) and (early or ranks[rank].stage == "joining")}
 
 
-def _find_frontier(view: View, ranks: dict[int, RankState], snapshot: JobSnapshot) -> None:
+def _find_frontier(view: View, ranks: Mapping[int, RankState], gone: Mapping[int, float | None], snapshot: JobSnapshot) -> None:
     newest = view.group.generation
-    started = [member.group.created_wall_at for member in view.members.values() if member.group.generation == newest and member.group.created_wall_at]
-    for member in view.members.values():
-        # ranks count generations on their own and may disagree by a group they were no member of; an old group is older by the clock too
-        older = member.group.generation < newest and member.group.created_wall_at > 0 and bool(started)
-        member.stale = older and member.group.created_wall_at < min(started) - 2.0
-    current = {rank: member for rank, member in view.members.items() if not member.stale}
-    unsettled = {rank: member for rank, member in current.items() if member.unsettled}
-    settled = {rank: member for rank, member in current.items() if not member.unsettled}
-    _reopen(settled, ranks, snapshot)
+    current, unsettled = view.members, {}
+    if any(member.group.generation < newest for member in view.members.values()):
+        started = [member.group.created_wall_at for member in view.members.values() if member.group.generation == newest and member.group.created_wall_at]
+        for member in view.members.values():
+            # ranks count generations on their own and may disagree by a group they were no member of; an old group is older by the clock too
+            older = member.group.generation < newest and member.group.created_wall_at > 0 and bool(started)
+            member.stale = older and member.group.created_wall_at < min(started) - 2.0
+        current = {rank: member for rank, member in view.members.items() if not member.stale}
+        view.stale = len(current) < len(view.members)
+    settled = current
+    if any(member.unsettled for member in current.values()):
+        unsettled = {rank: member for rank, member in current.items() if member.unsettled}
+        settled = {rank: member for rank, member in current.items() if not member.unsettled}
+    _reopen(settled, ranks, gone, snapshot)
     others = [rank for rank in view.group.ranks if rank not in current]
     coming = _still_to_come(view, current, others, ranks, snapshot.attempt)
     view.absent = tuple(rank for rank in others if rank in coming or (rank in ranks and knows_collectives(ranks[rank])))
     view.unknown = tuple(rank for rank in others if rank not in coming and (rank not in ranks or not knows_collectives(ranks[rank])))
-    view.unsettled = tuple(rank for rank in unsettled if alive(ranks[rank]))
+    view.unsettled = tuple(rank for rank in unsettled if rank not in gone)
     if not settled:
         return
-    view.waiters = tuple(sorted(rank for rank, member in settled.items() if member.waiting and alive(ranks[rank])))
+    view.waiters = tuple(sorted([rank for rank, member in settled.items() if member.entered > member.done and rank not in gone]))
     if not view.waiters:
         return
-    frontier = min(member.done for rank, member in settled.items() if alive(ranks[rank])) + 1  # the last beat of one that has ended may be behind
+    frontier = min(member.done for rank, member in settled.items() if rank not in gone) + 1  # the last beat of one that has ended may be behind
     if view.absent:
         # who has left counts as having done everything before the others' first open entry
         frontier = max(frontier, min(settled[rank].done for rank in view.waiters) + 1)
     view.frontier = frontier
-    ended = {rank: member for rank, member in unsettled.items() if rank not in view.unsettled}  # these call no more
-    view.missing = tuple(sorted([rank for rank, member in {**settled, **ended}.items() if member.entered < frontier] + list(view.absent)))
+    ended = {rank: member for rank, member in unsettled.items() if rank in gone}  # these call no more
+    view.missing = tuple(sorted([rank for part in (settled, ended) for rank, member in part.items() if member.entered < frontier] + list(view.absent)))

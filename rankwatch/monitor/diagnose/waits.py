@@ -52,6 +52,8 @@ class Wait:
     ask: tuple[int, ...] = ()  # waiters whose stacks have to show that they wait
     presumed: bool = False  # no stack has shown it yet: nothing is said of it
     why: str = ""  # how it is known that they wait, where that is not their call
+    silent: tuple[int, ...] = ()  # places in JobSnapshot.nodes: it is for ranks of these nodes, which do not answer, and for no others
+    silent_ranks: tuple[int, ...] = ()  # these ranks
 
     @property
     def starting(self) -> bool:

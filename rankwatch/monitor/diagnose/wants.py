@@ -55,7 +55,7 @@ def wants(cases: Sequence[Case], waits: Sequence[Wait], scene: Scene, asked: Ask
         sides = [ranks[0] for index in hang.waits if (odd := waits[index].mismatch) is not None for _, ranks in odd.classes[:4]]
         named = dict.fromkeys((*ruling.culprits, *hang.roots, *hang.cycle, *sides, *beside))
         suspects = [rank for rank in named if rank in scene.ranks and alive(scene.ranks[rank])]
-        silent = [rank for rank in suspects if (beat := last_beat(scene.ranks[rank])) is not None and scene.now - beat >= 2.0]
+        silent = [rank for rank in suspects if (beat := last_beat(scene.ranks[rank])) is not None and scene.seen_at(rank) - beat >= 2.0]
         if chosen := asked.due("ping", silent, 2.0, limits.max_recorders):
             found.append(Want("ping", chosen, "no heartbeat"))
         if waited < limits.stack_s and not hang.cycle and not (waits and any(waits[index].mismatch for index in hang.waits)):
@@ -89,7 +89,7 @@ def _to_read(view: View, wait: Wait, scene: Scene) -> list[int]:
             continue
         read = state.collectives_at
         beat = last_beat(state)
-        unheard = rank in wait.missing and beat is not None and scene.now - beat >= scene.limits.gil_stale_s
+        unheard = rank in wait.missing and beat is not None and scene.seen_at(rank) - beat >= scene.limits.gil_stale_s
         needed = read is None or read < wait.since or rank in wait.unread
         old = read is None or scene.now - read >= scene.limits.rerecord_s * (1 if unheard or needed else 2 * _RARELY)
         if (needed and eager) or old:
