@@ -5,7 +5,8 @@
   python tests/bench/bench_scale.py --profile asleep --sizes 4096
 
 One process a size. A job of tests/support/build_world.py is judged every 2 s: 4 s well, then something is wrong (one rank asleep before an all_reduce
-of the world, one killed, one tensor-parallel group in a mismatch, a node that does not answer, or all tensor-parallel groups hang); then the last look
+of the world, one killed, one that crashed and all others of it, one tensor-parallel group in a mismatch, a node that does not answer, a collective of
+the world that does not complete though all are in, or one in every tensor-parallel group); then the last look
 of the first of these is shown, and of the last one the status page. CPU seconds
 are of the slowest look, the quicker of two tries, and of the first rendering; exponent: of the growth between the two largest sizes, 1 is linear.
 """
@@ -48,7 +49,7 @@ SIZES = (64, 512, 4096, 16384)
 STACKS = 100_000
 REPEATS = 2  # of one and the same look, the quicker one counts: another program's work is in the slower one
 BEFORE_S, EVERY_S = 4.0, 2.0
-AFTER_S: dict[Fault, float] = {"healthy": 6.0, "asleep": 14.0, "dead": 4.0, "mismatch": 6.0, "silent": 14.0, "storm": 18.0}
+AFTER_S: dict[Fault, float] = {"healthy": 6.0, "asleep": 14.0, "dead": 4.0, "crashed": 4.0, "mismatch": 6.0, "silent": 14.0, "hung": 18.0, "storm": 18.0}
 BARS: dict[str, tuple[float, float]] = {  # CPU seconds and bytes
     **{f"diagnose, {fault}": (2.0, math.inf) for fault in FAULTS},
     "status page": (1.0, 1e6),
@@ -109,6 +110,8 @@ def judge(size: int, fault: Fault, entries: int, found: dict[str, Cost]) -> Stat
         "dead": [("failed", "killed", (culprit,))],
         "mismatch": [("stuck", "mismatch", (culprit,))],
         "silent": [("stuck", "unknown", node)],
+        "crashed": [("failed", "crashed", (culprit,))],
+        "hung": [("slow", "all_entered", ())],
         "storm": [("slow", "all_entered", ())] * world.nodes,
     }[fault]
     if told != expected:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from build_status import COMPILE, CUDAGRAPH, DDP
 from quick import quick
 
-from rankwatch.model import KIND_BYTES, Calls, Collective, Frame, Group, JobSnapshot, NodeReport, Process, RankState, Stack, Thread, Want
+from rankwatch.model import KIND_BYTES, Calls, Collective, Crash, Frame, Group, JobSnapshot, NodeReport, Process, RankState, Stack, Thread, Want
 
 MONO, WALL = 5_000.0, 1_796_000_000.0
 STEP_S = 1.0
@@ -23,6 +23,9 @@ BEFORE = 200  # steps that were done before the first look
 STALE_S = 10.0
 HISTORY = 512  # calls of a group that are remembered
 _STATE, _PROCESS, _COLLECTIVE, _NODE = quick(RankState), quick(Process), quick(Collective), quick(NodeReport)
+_ENDS_S = {("dead", True): 0.2, ("crashed", True): 0.2, ("crashed", False): 0.7}  # (fault, whether it is the culprit) -> second of its end
+_OWN_CRASH = Crash("ValueError", "bad shard 17", "train.py:31:load_batch", 'File "train.py", line 31', "slot", WALL + 0.1)
+_LOST_PEER = Crash("DistBackendError", "NCCL error: remote process exited or there was a network error", "train.py:50:step", "", "slot", WALL + 0.6)
 _PROBES: dict[str, dict[str, Any]] = {name: {"status": "armed"} for name in ("collectives", "compile", "cudagraph", "ddp", "steps")}
 _NO_GRAPHS = {**CUDAGRAPH, "warmups": 0, "recordings": 0}
 _KINDS = {1: Collective("", 0, 0, "all_reduce", ((4096, 1024),), (), ("BFloat16",))}
@@ -35,14 +38,14 @@ IN_CALL = (
     Frame("<module>", "/job/train.py", 90),
 )
 
-Fault = Literal["healthy", "asleep", "dead", "mismatch", "silent", "storm"]
-FAULTS: tuple[Fault, ...] = ("healthy", "asleep", "dead", "mismatch", "silent", "storm")
+Fault = Literal["healthy", "asleep", "dead", "crashed", "mismatch", "silent", "hung", "storm"]
+FAULTS: tuple[Fault, ...] = ("healthy", "asleep", "dead", "crashed", "mismatch", "silent", "hung", "storm")
 
 
 @dataclass(slots=True)
 class LargeJob:
-    """A job of `size` ranks, a multiple of 8. fault: from second 0 on, of `culprit` (of its node where that falls silent; of all in a storm, in which no
-    tensor-parallel group gets out of a call that all its ranks are in); before that all is well.
+    """A job of `size` ranks, a multiple of 8. fault: from second 0 on, of `culprit` (of its node where that falls silent; of nobody where the
+    world is hung, all in; of all in a storm, in which no tensor-parallel group gets out of a call that all its ranks are in); before that all is well.
 
     ages: node -> how old its report is at every look. reads: whether recorders are read every 5 s while all is well.
     """
@@ -133,25 +136,27 @@ class LargeJob:
         hangs = self.fault != "healthy" and t >= 0.0
         completed = {group.name: steps * (4 if group.desc == "tp" else 1) for group in groups if group.desc != "pp"}
         enqueued = dict(completed)
-        away = hangs and rank == self.culprit and self.fault in ("asleep", "dead")
+        away = hangs and rank == self.culprit and self.fault in ("asleep", "dead", "crashed")
         if hangs and (self.fault == "storm" or (self.fault == "mismatch" and rank // NODE_RANKS == self.culprit // NODE_RANKS)):
             enqueued[groups[1].name] += 1
         elif hangs and not away:
             enqueued["0"] += 1
-        dead = away and self.fault == "dead" and t > 0.2
+        ended_at = _ENDS_S.get((self.fault, rank == self.culprit))
+        dead = hangs and ended_at is not None and t > ended_at
         waits = hangs and not away
         ran_s = BEFORE * STEP_S + t
         process = _PROCESS(
             pid=4000 + rank, alive=not dead, state="" if dead else "R" if waits else "S", cpu_s=ran_s if waits else 100.0, tree_cpu_s=ran_s if waits else 100.0,
-            rss_bytes=2_400_000_000, exit_code=-9 if dead else None, exited_at=MONO + 0.2 if dead else None, name="python3",
+            rss_bytes=2_400_000_000, exit_code=(-9 if self.fault == "dead" else 1) if dead else None, exited_at=MONO + ended_at if dead else None,
+            name="python3",
         )  # fmt: skip
         earlier, stack = self._stacks.get(rank, (None, None))
         return _STATE(
-            rank=rank, local_rank=rank % NODE_RANKS, node=node, process=process, stage="joined", stage_since=MONO - 500.0,
-            heartbeat_at=MONO + (0.2 if dead else t - 0.3), ping_ok=None, groups=groups, collectives=self._read[rank],
+            rank=rank, local_rank=rank % NODE_RANKS, node=node, process=process, stage="exiting" if dead else "joined", stage_since=MONO - 500.0,
+            heartbeat_at=MONO + (ended_at if dead else t - 0.3), ping_ok=None, groups=groups, collectives=self._read[rank],
             collectives_at=MONO + self._read_at[rank // NODE_RANKS], calls=self._calls[rank], enqueued=enqueued, completed=completed,
             compile_totals=COMPILE, ddp=DDP, cudagraph=_NO_GRAPHS, probes=_PROBES, steps=steps, last_step_at=MONO + (steps - BEFORE) * STEP_S, step_s=STEP_S,
-            stack=stack, earlier_stack=earlier,
+            stack=stack, earlier_stack=earlier, crash=(_OWN_CRASH if away else _LOST_PEER) if dead and self.fault == "crashed" else None,
         )  # fmt: skip
 
     # -- recorders
@@ -213,7 +218,7 @@ class LargeJob:
         if self.fault == "storm" or (self.fault == "mismatch" and rank // NODE_RANKS == self.culprit // NODE_RANKS):
             size = ((4096, 512),) if away and self.fault == "mismatch" else ((4096, 1024),)
             return Collective(self._groups[rank][1].name, 0, 4 * BEFORE + 1, "all_reduce", size, size, ("BFloat16",), WALL + 0.1, self.timeout_s)
-        if away and self.fault in ("asleep", "dead"):
+        if away and self.fault in ("asleep", "dead", "crashed"):
             return None
         return Collective("0", 0, BEFORE + 1, "all_reduce", ((1,),), ((1,),), ("Float",), WALL + 0.2, self.timeout_s)
 

@@ -76,11 +76,13 @@ class Act:
     mutes: bool = field(init=False)  # the agent's thread does not run meanwhile
     elsewhere: bool = field(init=False)  # children work or bytes move
     cores: float = field(init=False)  # with the little that other threads use
+    shown_letter: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mutes", self.holds_gil or self.frozen)
         object.__setattr__(self, "elsewhere", bool(self.child_cpu or self.io))
         object.__setattr__(self, "cores", self.cpu + 0.0005)
+        object.__setattr__(self, "shown_letter", self.letter or ("R" if self.cpu > 0.5 else "S"))
 
     def stack(self, at: float) -> Frames:
         return self.samples[int(at * 3) % len(self.samples)]

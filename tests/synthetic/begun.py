@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from parts import Entry
+from parts import entered
 from programs import Plan
 from world import World
 
@@ -37,7 +37,7 @@ def begin(world: World, plan: Plan, rng: Random) -> None:
                 continue
             done[key] += 1
             ago = plan.step_s * (1.0 - (index + 0.5) / len(calls))
-            entry = Entry(comm, rank.number, (plan.begun - 1) * per_step[key] + done[key], call, world.wall_of(rank) - ago, world.start - ago)
+            entry = entered(comm, rank.number, (plan.begun - 1) * per_step[key] + done[key], call, world.wall_of(rank) - ago, world.start - ago)
             entry.done = True
             rank.entries.append(entry)
         rank.recorded = sum(rank.entered.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from heapq import heapify, heappop, heappush
@@ -18,8 +19,12 @@ BEATING = ("joined", "left")
 
 
 @cache
-def _operations(world: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(world) if name.startswith("_op_"))
+def _operations(world: type) -> dict[str, Callable[..., bool]]:
+    return {name.removeprefix("_op_"): getattr(world, name) for name in dir(world) if name.startswith("_op_")}
+
+
+def _nobody(rank: Rank) -> None:
+    """Is told of ends."""
 
 
 class Engine:
@@ -44,17 +49,17 @@ class Engine:
         self.halt = False
         self.dead = 0
         self._until = self.start
-        self.ranks = [Rank(number, program(number), rng.random() * BEAT_S, counted_at=self.start) for number in range(size)]
+        self.ranks = [Rank(number, program(number), rng.random() * BEAT_S, counted_at=self.start, entries=deque(maxlen=self.buffer)) for number in range(size)]
         self.mail: dict[str, int] = {}  # sent and not yet taken
         self.receivers: dict[str, Rank] = {}
         self.marks: dict[str, float] = {}
         self.reached: set[int] = set()
-        self.on_exit: Callable[[Rank], None] = lambda rank: None
+        self.on_exit: Callable[[Rank], None] = _nobody
         self._heap: list[tuple[float, int, Any, tuple[Any, ...] | None]] = []
         self._count = 0
         self._comms: dict[tuple[str, int, tuple[int, ...]], Comm] = {}
         self._arrived: dict[str, list[Rank]] = {}
-        self._ops: dict[str, Callable[..., bool]] = {name[4:]: getattr(self, name) for name in _operations(type(self))}  # type: ignore[arg-type]
+        self._operations = _operations(type(self))
         for rank in self.ranks:
             self._wake(rank, self.start + rng.random() * 0.02)
 
@@ -66,11 +71,18 @@ class Engine:
             if arguments is not None:
                 call(*arguments)
             elif call.token == number:
-                self._advance(call)
+                self._advance(call, at)
             if self.halt:
                 self.halt = False
                 return
         self.now = at
+
+    def close(self) -> None:
+        """It is over: nothing here holds itself any more, so that its memory goes at once and not by garbage collection."""
+        self._heap.clear()
+        self.on_exit = _nobody
+        for comm in self._comms.values():
+            comm.calls.clear()
 
     def suspend(self, seconds: float) -> None:
         """The clocks go on by this much, and nobody does anything meanwhile."""
@@ -80,7 +92,6 @@ class Engine:
             if rank.alive:
                 self.count(rank)
             rank.counted_at += seconds
-            rank.wakes_at += seconds
             if not rank.mute:
                 rank.heard, rank.beats_from = self.beat(rank), self.now + seconds
         self.now += seconds
@@ -91,54 +102,81 @@ class Engine:
 
     def _wake(self, rank: Rank, when: float) -> None:
         self._count = rank.token = self._count + 1
-        rank.wakes_at = when
         if when < inf:
             heappush(self._heap, (when, rank.token, rank, None))
 
-    def _advance(self, rank: Rank) -> None:
-        rank.blocked, rank.blocked_on, rank.timer = "", None, False
-        heap, operations = self._heap, self._ops
+    def _advance(self, rank: Rank, until: float) -> None:
+        """On with its program. The clock goes along up to `until` while nothing else happens."""
+        if rank.blocked:
+            rank.blocked, rank.blocked_on = "", None
+        heap, operations = self._heap, self._operations
         for operation in rank.program:
             what = operation[0]
             if what == "work":
-                self.become(rank, operation[2])
-                when = self.now + operation[1]
-                if when <= self._until and (not heap or when < heap[0][0]):  # nothing happens meanwhile
-                    self.now = when
-                    continue
-                self._wake(rank, when)
+                _, seconds, act = operation
+                was, now = rank.act, self.now
+                if was.mutes or act.mutes or was.elsewhere:
+                    self.become(rank, act)
+                else:  # as that does
+                    rank.cpu_s += (now - rank.counted_at) * was.cores
+                    rank.counted_at = rank.act_since = now
+                    rank.act = act
+                when = now + seconds
+                if when > until or (heap and when >= heap[0][0]):
+                    self._count = rank.token = number = self._count + 1  # as `_wake` does
+                    if when < inf:
+                        heappush(heap, (when, number, rank, None))
+                    return
+                self.now = when
+            elif what == "call":
+                if not self._op_call(rank, operation[1], operation[2]):  # type: ignore[attr-defined]
+                    return
+            elif not (operations[what](self, rank, *operation[1:]) if len(operation) > 1 else operations[what](self, rank)):
                 return
-            if not operations[what](rank, *operation[1:]):
-                return
-        operations["exit"](rank, 0)
+        operations["exit"](self, rank, 0)
+
+    def _release(self, ranks: list[Rank]) -> None:
+        """They get on now, in this order; if something else is due now as well, after that."""
+        heap, now = self._heap, self.now
+        if heap and heap[0][0] <= now:
+            for rank in ranks:
+                self._wake(rank, now)
+            return
+        last = ranks.pop()
+        for rank in ranks:
+            self._advance(rank, now)
+        self._advance(last, self._until)
 
     def become(self, rank: Rank, act: Act) -> None:
         """From now on the rank does this."""
         was, now = rank.act, self.now
         elapsed = now - rank.counted_at  # as `count` does
-        if elapsed > 0.0:
-            rank.counted_at = now
-            rank.cpu_s += elapsed * was.cores
-            if was.elsewhere:
-                rank.child_cpu_s += elapsed * was.child_cpu
-                rank.io_bytes += elapsed * was.io
+        rank.counted_at = rank.act_since = now
+        rank.cpu_s += elapsed * was.cores
+        if was.elsewhere:
+            rank.child_cpu_s += elapsed * was.child_cpu
+            rank.io_bytes += elapsed * was.io
         if act.mutes or was.mutes:
             self._hush(rank, act.mutes)
-        rank.act, rank.act_since = act, now
+        rank.act = act
 
-    def count(self, rank: Rank) -> None:
-        """Bring CPU and bytes of a living rank up to date."""
-        elapsed, act = self.now - rank.counted_at, rank.act
-        rank.counted_at = self.now
+    def count(self, rank: Rank) -> float | None:
+        """Bring CPU and bytes of a living rank up to date. When its agent has beaten last."""
+        now, act, phase_s = self.now, rank.act, rank.phase_s
+        elapsed = now - rank.counted_at
+        rank.counted_at = now
         rank.cpu_s += elapsed * act.cores
         if act.elsewhere:
             rank.child_cpu_s += elapsed * act.child_cpu
             rank.io_bytes += elapsed * act.io
+        at = phase_s + int((now - phase_s) / BEAT_S) * BEAT_S
+        if rank.mute or at < rank.beats_from:
+            return rank.heard[0] if rank.heard is not None else None
+        return at
 
     def _block(self, rank: Rank, why: str, act: Act, entry: Entry | None = None) -> bool:
         self._count = rank.token = self._count + 1
-        rank.wakes_at = inf
-        rank.blocked, rank.blocked_since, rank.blocked_on = why, self.now, entry
+        rank.blocked, rank.blocked_since, rank.blocked_on, rank.timer = why, self.now, entry, False
         self.become(rank, act)
         return False
 
@@ -149,9 +187,10 @@ class Engine:
 
     def _changes(self, rank: Rank) -> None:
         """To be called before numbers, entries or groups of a rank change."""
-        tick = int((self.now - rank.phase_s) / BEAT_S)
-        if tick != rank.tick:
-            rank.tick, rank.before = tick, self.numbers(rank)
+        if not self.nccl:  # there status numbers do not come with the beats
+            tick = int((self.now - rank.phase_s) / BEAT_S)
+            if tick != rank.tick:
+                rank.tick, rank.before = tick, self.numbers(rank)
         rank.version += 1
 
     def _hush(self, rank: Rank, mute: bool) -> None:
@@ -177,8 +216,7 @@ class Engine:
 
     def numbers(self, rank: Rank) -> Numbers:
         """As they are now; equal ones are the same objects."""
-        version, numbers = rank.copied
-        if version != rank.version:
-            numbers = (rank.entered.copy(), rank.completed.copy())
-            rank.copied = (rank.version, numbers)
-        return numbers
+        if rank.copied_version != rank.version:
+            rank.copied_version = rank.version
+            rank.copied = (rank.entered.copy(), rank.completed.copy())
+        return rank.copied

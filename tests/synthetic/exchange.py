@@ -13,8 +13,6 @@ from parts import Comm, Entry, Rank
 
 from rankwatch.model import Crash
 
-FROM_ROOT = ("broadcast", "scatter")
-ONE_SIDED = (*FROM_ROOT, "reduce", "gather")  # some members can be done before all have entered
 LOST_PEER = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:30611"
 NOTHING = Act(())
 IN_TORCH = 'File "torch/distributed/distributed_c10d.py", line 3252, in all_reduce'
@@ -32,19 +30,20 @@ class Exchange(Engine):
             comm.hung_from = seq
             return
         call, entered = operation.call, operation.entered
-        everyone = len(entered) == len(comm.members)
-        one_sided = call.op in ONE_SIDED and not self.lenient
-        if not (everyone or one_sided) or (self.frozen and not comm.nccl and not self.frozen.isdisjoint(entered)):
-            return
-        ready = [rank for rank, entry in entered.items() if not entry.done]
-        if one_sided:
-            root = comm.group.ranks[call.root % len(comm.group.ranks)]
-            if call.op in FROM_ROOT:
+        everyone = len(entered) == comm.size
+        ready = [rank for rank, entry in entered.items() if not entry.done] if operation.left else list(entered)
+        if call.one_sided and not self.lenient:
+            root = comm.group.ranks[call.root % comm.size]
+            if call.from_root:
                 ready = ready if root in entered else []
             elif not everyone:
                 ready = [rank for rank in ready if rank != root]
+        elif not everyone:
+            return
+        if self.frozen and not comm.nccl and not self.frozen.isdisjoint(entered):
+            return
         if comm.nccl and seq > 1:  # one after the other on its stream; gloo has several threads
-            name, before = comm.group.name, seq - 1
+            name, before = comm.name, seq - 1
             ready = [rank for rank in ready if self.ranks[rank].completed.get(name, 0) >= before]
         if ready:
             comm.free_at = max(comm.free_at, self.now + call.takes_s)
@@ -57,7 +56,7 @@ class Exchange(Engine):
         entered, ranks = operation.entered, self.ranks
         if self.frozen and not comm.nccl and not self.frozen.isdisjoint(entered):
             return
-        name, generation = comm.group.name, comm.group.generation
+        name, generation, free = comm.name, comm.generation, []
         for number in ready:
             entry, rank = entered[number], ranks[number]
             if entry.done or rank.exit_code is not None:
@@ -67,46 +66,35 @@ class Exchange(Engine):
             self._changes(rank)
             if rank.completed.get(name, seq) < seq and generation == rank.generations[name]:
                 rank.completed[name] = seq
-            self._free(rank, entry)
+            if rank.blocked and self._frees(rank, entry):
+                free.append(rank)
         if comm.nccl and seq + 1 in comm.calls:
             self._check(comm, seq + 1)
-        if operation.left == len(comm.members):
+        if operation.left == comm.size:
             del comm.calls[seq]
+        if free:
+            self._release(free)
 
-    def _free(self, rank: Rank, entry: Entry) -> None:
-        if rank.held is not None:
-            if rank.blocked_on is entry:
-                rank.left_s = 0.0
-            return
-        if rank.blocked == "call" and rank.blocked_on is entry:
-            self._wake(rank, self.now)
-        elif rank.blocked == "wait":
+    def _frees(self, rank: Rank, entry: Entry) -> bool:
+        """Whether the rank has waited for no more than this."""
+        if rank.held:
+            return False
+        if rank.blocked == "call":
+            return rank.blocked_on is entry
+        if rank.blocked == "wait":
             rank.handles = [each for each in rank.handles if not each.done]
             if not rank.handles:
-                self._wake(rank, self.now)
-            else:
-                rank.blocked_on = rank.handles[0]
+                return True
+            rank.blocked_on = rank.handles[0]
+        return False
 
     def stop(self, rank: Rank, act: Act = activities.STOPPED) -> None:
         """From now on its program stands still. With act.frozen its gloo threads do as well."""
-        rank.held, rank.left_s = rank.act, rank.wakes_at - self.now
-        rank.token = 0
+        rank.held, rank.token = True, 0
         samples = act.samples or rank.act.samples
         if act.frozen:
             self.frozen.add(rank.number)
         self.become(rank, Act(samples, cpu=act.cpu, letter=act.letter, wchan=act.wchan, frozen=act.frozen, holds_gil=act.holds_gil, compile=rank.act.compile))
-
-    def resume(self, rank: Rank) -> None:
-        if rank.held is None or not rank.alive:
-            return
-        self.frozen.discard(rank.number)
-        self.become(rank, rank.held)
-        rank.held = None
-        self._wake(rank, self.now + max(0.0, rank.left_s))
-        for comm in rank.groups.values():
-            for seq in sorted(comm.calls):
-                if rank.number in comm.calls[seq].entered:
-                    self._check(comm, seq)
 
     def block_device(self, rank: Rank) -> None:
         """Its device finishes nothing any more; what its peers share with it hangs."""
@@ -143,7 +131,7 @@ class Exchange(Engine):
         self._hush(rank, True)
         rank.exit_code, rank.exited_at, rank.oom_killed = code, self.now, oom_killed
         self.dead += 1
-        rank.blocked, rank.held = "", None
+        rank.blocked, rank.held = "", False
         rank.token = 0
         rank.version += 1
         if not self.nccl:
@@ -155,7 +143,7 @@ class Exchange(Engine):
         self.on_exit(rank)
 
     def _lost(self, rank: Rank, entry: Entry) -> None:
-        if entry.done or not rank.alive or rank.held is not None:
+        if entry.done or not rank.alive or rank.held:
             return
         if rank.blocked not in ("call", "wait"):
             return
@@ -168,7 +156,7 @@ class Exchange(Engine):
 
     def unheard(self, rank: Rank, token: int) -> None:
         """It receives from one that has ended."""
-        if token == rank.token and rank.alive and rank.held is None:
+        if token == rank.token and rank.alive and not rank.held:
             self._fail_of_lost_peer(rank)
 
     def _fail_of_lost_peer(self, rank: Rank) -> None:
@@ -177,7 +165,7 @@ class Exchange(Engine):
     def watch_timeouts(self) -> None:
         """Arm the watchdogs of those who wait; cheap enough for every look."""
         for rank in self.ranks:
-            if rank.blocked and rank.blocked != "recv" and not rank.timer and self.now - rank.blocked_since > 1.0:
+            if rank.blocked and not rank.timer and rank.blocked != "recv" and self.now - rank.blocked_since > 1.0:
                 rank.timer = True
                 entry = rank.blocked_on
                 timeout = entry.comm.group.timeout_s if entry is not None else rank.creating[4] if rank.creating is not None else None
@@ -188,7 +176,7 @@ class Exchange(Engine):
                     )
 
     def _timed_out(self, rank: Rank, token: int, timeout_s: float) -> None:
-        if token != rank.token or not rank.alive or rank.held is not None:
+        if token != rank.token or not rank.alive or rank.held:
             return
         if rank.blocked in ("join", "group"):
             text = (

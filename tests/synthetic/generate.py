@@ -96,18 +96,15 @@ def make(
         starts = (rng.uniform(2.0, 4.0), rng.uniform(7.0, 10.0)) if plan.brief else (rng.uniform(8.0, 15.0), rng.uniform(25.0, 35.0))
         longest_s = 0.3 * plan.timeout_s + 5.0
         longest_s = min(longest_s, 25.0) if plan.brief else longest_s
-        pauses = tuple((start, rng.uniform(3.0, longest_s), rng.random() < 0.5) for start in starts)
-        sight = replace(sight, pauses=pauses, ends_at=max(sight.ends_at, 11.0 * plan.brief) + sum(length for _, length, _ in pauses) * plan.brief)
+        sight.pauses = tuple((start, rng.uniform(3.0, longest_s), rng.random() < 0.5) for start in starts)
+        sight.ends_at = max(sight.ends_at, 11.0 * plan.brief) + sum(length for _, length, _ in sight.pauses) * plan.brief
     if kind == "healthy silent_nodes" and len(sight.nodes) > 1:
         start, length = (rng.uniform(1.0, 4.0), rng.uniform(5.0, 12.0)) if plan.brief else (rng.uniform(8.0, 15.0), rng.uniform(5.0, 40.0))
-        silence = (rng.randrange(1, len(sight.nodes)), start, start + length)
-        sight = replace(sight, silences=(silence,), ends_at=sight.ends_at + length * plan.brief)
+        sight.silences = ((rng.randrange(1, len(sight.nodes)), start, start + length),)
+        sight.ends_at += length * plan.brief
     if kind == "healthy planned_end":
-        sight = replace(
-            sight,
-            ends_at=rng.uniform(2.0, 8.0) if plan.brief else rng.uniform(5.0, 20.0),
-            ending=rng.choice(("SIGTERM to the launcher", "SIGINT to the launcher", "the rendezvous asks for new members")),
-        )
+        sight.ends_at = rng.uniform(2.0, 8.0) if plan.brief else rng.uniform(5.0, 20.0)
+        sight.ending = rng.choice(("SIGTERM to the launcher", "SIGINT to the launcher", "the rendezvous asks for new members"))
     case = Case(f"{kind} seed {seed}", truth, plan, iter(()))
     case.snapshots = _play(case, rng.random(), sight, kind == "healthy restart")
     return case
@@ -141,12 +138,13 @@ def _play(case: Case, salt: float, sight: Sight, restart: bool) -> Iterator[JobS
     rng = Random(f"{plan.seed}/{salt}")
     ahead = [0.0] + [rng.choice((0.0, rng.uniform(-0.5, 0.5), rng.uniform(-90.0, 90.0))) for _ in sight.nodes[1:]]
     offsets = tuple(ahead[node] for node, ranks in enumerate(sight.nodes) for _ in ranks)
-    start, close, brief = begun_s(plan), sight, plan.brief
-    sight = replace(
-        sight, ends_at=sight.ends_at + start, slow_after_s=start + 3.0 if brief and case.truth.healthy else sight.slow_after_s,
-        silences=tuple((node, start + low, start + high) for node, low, high in sight.silences),
-        pauses=tuple((start + at, length, everything) for at, length, everything in sight.pauses),
-    )  # fmt: skip
+    start, brief = begun_s(plan), plan.brief
+    second = replace(sight) if restart else sight
+    sight.ends_at += start
+    if brief and case.truth.healthy:
+        sight.slow_after_s = start + 3.0
+    sight.silences = tuple([(node, start + low, start + high) for node, low, high in sight.silences])
+    sight.pauses = tuple([(start + at, length, everything) for at, length, everything in sight.pauses])
     for attempt in range(1 + restart):
         world = World(
             plan.size, partial(programs.program, plan, place=rng.random()), Random(rng.random()), nccl=plan.nccl, timing=plan.nccl and rng.random() < 0.4,
@@ -154,8 +152,10 @@ def _play(case: Case, salt: float, sight: Sight, restart: bool) -> Iterator[JobS
         )  # fmt: skip
         if plan.begun:
             begin(world, plan, rng)
-        found = sight if attempt == 0 else replace(close, ends_at=rng.uniform(6.0, 12.0) if brief else rng.uniform(20.0, 40.0))
-        observer = case.observer = Observer(world, found, Random(rng.random()), attempt, began)
+        if attempt == 1:
+            sight = second
+            sight.ends_at = rng.uniform(6.0, 12.0) if brief else rng.uniform(20.0, 40.0)
+        observer = case.observer = Observer(world, sight, Random(rng.random()), attempt, began)
         whole = (plan.timeout_s <= 60.0 and (not brief or rng.random() < 0.3)) or rng.random() < (0.02 if brief else 0.15)
         whole = whole and case.truth.fault not in ("diverged", "straggler")
         settled = False
@@ -164,19 +164,24 @@ def _play(case: Case, salt: float, sight: Sight, restart: bool) -> Iterator[JobS
             if case.began_at is None and "fault" in world.marks:
                 case.began_at = observer.mono + world.marks["fault"]
                 if case.truth.fault != "straggler":
-                    observer.sight = replace(observer.sight, slow_after_s=world.now + near_s)
+                    sight.slow_after_s = world.now + near_s
             yield snapshot
-            if case.began_at is not None and not settled and attempt == 0 and restart:
+            if not settled and case.began_at is not None and attempt == 0:
                 settled = True
-                observer.sight = replace(observer.sight, ends_at=world.now + 8.0)  # a rank's end on another node takes a while to be seen
-            if case.began_at is not None and not settled and attempt == 0 and not restart:
-                settled = True
-                after_s = max(case.truth.due_s + 25.0, 45.0)
-                if brief and case.truth.must != "ticket":
-                    after_s = max(case.truth.due_s + 8.0, min(case.truth.due_s + 25.0, 6.0 + imminent_s(min(family.timeout_s for family in plan.families))))
-                if whole:
-                    after_s += max(family.timeout_s for family in plan.families) + 20.0  # the watchdogs, and what comes of that
-                observer.sight = replace(observer.sight, ends_at=max(case.began_at - observer.mono + after_s, world.now + 0.1))
+                if restart:
+                    sight.ends_at = world.now + 8.0  # a rank's end on another node takes a while to be seen
+                else:
+                    sight.ends_at = max(case.began_at - observer.mono + _watched_s(plan, case.truth, whole), world.now + 0.1)
+        world.close()
         began += world.now + rng.uniform(1.0, 3.0)
         plan.inserts.clear()
         plan.replaces.clear()
+
+
+def _watched_s(plan: Plan, truth: Truth, whole: bool) -> float:
+    """How long the job is looked at after the onset. whole: until the watchdogs have ended it, and what comes of that."""
+    timeouts = [family.timeout_s for family in plan.families]
+    after_s = max(truth.due_s + 25.0, 45.0)
+    if plan.brief and truth.must != "ticket":
+        after_s = max(truth.due_s + 8.0, min(truth.due_s + 25.0, 6.0 + imminent_s(min(timeouts))))
+    return after_s + (max(timeouts) + 20.0 if whole else 0.0)

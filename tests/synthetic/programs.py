@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, cycle
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from parts import BARRIER, Call
 
 Op = tuple[Any, ...]
 Place = tuple[int, int, int]  # rank, step, index of the item
+Timed = tuple[str, float, Any]  # kind of an item, seconds of a piece of work, its Act or else the item
 _ALL = ("all_reduce", "all_reduce", "_all_gather_base", "_reduce_scatter_base", "all_to_all")
 
 
@@ -156,9 +158,7 @@ JITTERS = tuple(_drawn.random() for _ in range(509))  # drawn once for all: each
 
 
 def _jitters(place: int) -> Iterator[float]:
-    while True:
-        yield from JITTERS[place:]
-        place = 0
+    return chain(JITTERS[place:], cycle(JITTERS))
 
 
 def program(plan: Plan, rank: int, place: float) -> Iterator[Op]:
@@ -171,9 +171,10 @@ def program(plan: Plan, rank: int, place: float) -> Iterator[Op]:
         yield from plan.inserts.get((rank, -1, 0), ())
         yield from _groups(plan, rank, plan.families[1:])
     step = made = 0
-    inserts, replaces, count = plan.inserts, plan.replaces, len(plan.items)
-    planted = {where for each, where, _ in (*inserts, *replaces) if each == rank}
+    planted = {where for each, where, _ in (*plan.inserts, *plan.replaces) if each == rank}
     share_s = plan.step_s / plan.accumulate
+    items = [_timed(item, share_s) for item in plan.items]
+    calls_nothing = [item for item in items if item[0] in ("work", "send", "recv")]
     while step < plan.steps:
         if step in plan.barriers:
             yield ("call", "0", BARRIER)
@@ -182,22 +183,15 @@ def program(plan: Plan, rank: int, place: float) -> Iterator[Op]:
             yield ("work", plan.compile_s * (0.85 + 0.3 * next(jitters)), activities.compiling(rng, splits=rng.choice((0, 3))))
         for micro in range(plan.accumulate):
             last = micro == plan.accumulate - 1
-            special = last and step in planted
-            for index, item in enumerate(plan.items):
-                if special:
-                    at = (rank, step, index)
-                    yield from inserts.get(at, ())
-                    if at in replaces:
-                        yield from replaces[at]
-                        continue
-                what = item[0]
+            for what, seconds, item in calls_nothing if not last else _planted(plan, rank, step, items) if step in planted else items:
                 if what == "work":
-                    yield ("work", share_s * item[1] * (0.9 + 0.2 * next(jitters)), item[2])
+                    yield ("work", seconds * (0.9 + 0.2 * next(jitters)), item)
                 elif what == "send" or what == "recv":
                     yield from _pipeline(plan, rank, step, micro, item)
-                elif last:
+                else:
                     yield item
-        yield from inserts.get((rank, step, count), ())
+        if step in planted:
+            yield from plan.inserts.get((rank, step, len(items)), ())
         if rank in plan.slower:
             yield ("work", plan.slower[rank], activities.compute(plan.outer))
         yield ("step",)
@@ -221,6 +215,22 @@ def program(plan: Plan, rank: int, place: float) -> Iterator[Op]:
         yield ("destroy", None)
         yield ("work", plan.stagger_s * next(jitters), activities.python_work(plan.outer))
     yield ("exit", 0)
+
+
+def _timed(item: Op, share_s: float) -> Timed:
+    return ("work", share_s * item[1], item[2]) if item[0] == "work" else (item[0], 0.0, item)
+
+
+def _planted(plan: Plan, rank: int, step: int, items: Sequence[Timed]) -> Iterator[Timed]:
+    """The items of a step of this rank, and what was planted there."""
+    for index, item in enumerate(items):
+        at = (rank, step, index)
+        for op in plan.inserts.get(at, ()):
+            yield ("planted", 0.0, op)
+        if at not in plan.replaces:
+            yield item
+        for op in plan.replaces.get(at, ()):
+            yield ("planted", 0.0, op)
 
 
 def _groups(plan: Plan, rank: int, families: Sequence[Family], made: int = 0) -> Iterator[Op]:

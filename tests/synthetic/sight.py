@@ -34,7 +34,7 @@ class View:
     last: RankState | None = None  # of a rank that has ended
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sight:
     """How this monitor sees: nodes[i] lists the ranks of node i, node 0 judges. errors_s: of the clock offsets. pull_s: between two reports of a node.
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import activities
-from exchange import NOTHING, ONE_SIDED, Exchange
-from parts import Call, Comm, Entry, Operation, Rank
+from exchange import NOTHING, Exchange
+from parts import Call, Comm, Operation, Rank, entered
 from quick import quick
 
 from rankwatch.model import Crash, Group
@@ -41,7 +41,7 @@ class World(Exchange):
 
     def _op_do(self, rank: Rank, call: Callable[[World, Rank], None]) -> bool:
         call(self, rank)
-        return rank.alive and rank.held is None
+        return rank.alive and not rank.held
 
     def _op_exit(self, rank: Rank, code: int) -> bool:
         if rank.stage != "left":
@@ -57,7 +57,7 @@ class World(Exchange):
 
     def _op_send(self, rank: Rank, box: str) -> bool:
         other = self.receivers.get(box)
-        if other is not None and other.blocked == "recv" and other.box == box and other.held is None:
+        if other is not None and other.blocked == "recv" and other.box == box and not other.held:
             self._wake(other, self.now + 0.001)
         else:
             self.mail[box] = self.mail.get(box, 0) + 1
@@ -111,10 +111,8 @@ class World(Exchange):
             comm = self.comm(name, desc, rank.generations.get(name, -1) + 1, members, timeout_s)
             self._changes(rank)
             self.give(rank, key, comm, self.wall_of(rank))
-        if rank.held is None:
+        if not rank.held:
             self._wake(rank, self.now)
-        else:
-            rank.left_s = 0.0
 
     def comm(self, name: str, desc: str, generation: int, members: tuple[int, ...], timeout_s: float) -> Comm:
         """The one that its members share."""
@@ -129,7 +127,7 @@ class World(Exchange):
         group = comm.group
         rank.groups = {**rank.groups, key: comm}
         shown = SHOWN_GROUP(group.name, group.desc, group.backend, group.ranks, group.timeout_s, group.generation, made_wall_at)
-        rank.shown_groups = {**rank.shown_groups, key: shown}
+        rank.shown_groups = (*rank.shown_groups, shown)
         rank.generations[group.name] = group.generation
         rank.entered[group.name] = rank.completed[group.name] = done
 
@@ -142,12 +140,12 @@ class World(Exchange):
     def _op_destroy(self, rank: Rank, key: str | None) -> bool:
         self._changes(rank)
         gone = [key] if key is not None else list(rank.groups)
-        for each in gone:
-            name = rank.groups[each].group.name
+        names = [rank.groups[each].name for each in gone]
+        for name in names:
             rank.entered.pop(name, None)
             rank.completed.pop(name, None)
         rank.groups = {known: comm for known, comm in rank.groups.items() if known not in gone}
-        rank.shown_groups = {known: group for known, group in rank.shown_groups.items() if known not in gone}
+        rank.shown_groups = tuple(group for group in rank.shown_groups if group.name not in names)
         if key is None:
             self._enter(rank, "left")
         return True
@@ -164,12 +162,10 @@ class World(Exchange):
         if comm is None:
             return True
         self._changes(rank)
-        name, number, now = comm.group.name, rank.number, self.now
+        name, number, now = comm.name, rank.number, self.now
         seq = rank.entered[name] = rank.entered[name] + 1
-        entry = Entry(comm, number, seq, call, self.wall + now + self.offsets[number], now)
+        entry = entered(comm, number, seq, call, self.wall + now + self.offsets[number], now)
         rank.entries.append(entry)
-        if len(rank.entries) > self.buffer:
-            rank.entries.popleft()
         rank.recorded += 1
         operation = comm.calls.get(seq)
         if operation is None:
@@ -179,7 +175,7 @@ class World(Exchange):
         operation.entered[number] = entry
         if self.dead and not comm.nccl and any(not self.ranks[other].alive for other in comm.members):
             self.at(now + self.rng.uniform(0.01, 0.2), self._lost, rank, entry)
-        if len(operation.entered) == len(comm.members) or operation.mixed or call.op in ONE_SIDED:
+        if len(operation.entered) == comm.size or operation.mixed or call.one_sided:
             self._check(comm, seq)
         mode = call.mode
         if mode == "async":
