@@ -52,6 +52,7 @@ HELLO = "udp.settimeout(10); udp.sendto(b'hello', place); udp.recv(10)"  # then 
 SEND = "for word in [b'%d' % n for n in range(200)] + [b'end'] * 50: udp.sendto(word, place)"
 
 
+@pytest.mark.slow_ranks
 @pytest.mark.parametrize(("rendezvous", "resolves"), [("static", False), ("static", True), ("c10d", False)])
 def test_plain_torchrun_runs_on_two_nodes(tmp_path, rendezvous, resolves):
     job = tmp_path / "job.py"
@@ -74,6 +75,7 @@ def test_nodes_have_names_and_addresses_of_their_own():
     assert "fd77::2" in second.splitlines()[1]
 
 
+@pytest.mark.slow_ranks
 def test_a_connection_outlives_a_short_cut():
     talk = """
 import socket, sys
@@ -107,6 +109,7 @@ for line in sys.stdin:
             server.stdout.close()
 
 
+@pytest.mark.slow_ranks
 def test_packets_get_lost_by_the_share_asked_for():
     with Network(2) as network:
         server = network.spawn(0, [sys.executable, "-c", COUNT], stdout=subprocess.PIPE)

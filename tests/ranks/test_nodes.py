@@ -54,7 +54,6 @@ def test_a_fault_on_another_node_is_named(tmp_path: Path, kind: str, rank: int, 
         assert seen["hosts"][str(rank)] == there.name
         line = first.line(f"{expected[0].upper()} rank={rank} host={there.name} ")
         assert f"cause={expected[1]}" in line
-        _within_bars(kind, onset, seen, stacks_at)
         assert not [d for d in first.incidents() if d["verdict"] in PAGING and d["culprit_ranks"] != [rank]]
         if expected[0] == "stuck":
             folder = first.run_dir / "incidents" / doc["id"] / "fr"
@@ -401,12 +400,6 @@ def _row(kind: str, n: int, rendezvous: str, onset: float, doc: dict[str, Any], 
     told = {change["verdict"]: change["at"] - onset for change in reversed(doc["history"])}
     words = " ".join(f"{verdict}={after_s:.1f}s" for verdict, after_s in sorted(told.items(), key=lambda item: item[1]))
     return f"MEASURED {kind} nodes={n} {rendezvous}: {words} stacks={stacks_at - onset:.1f}s"
-
-
-def _within_bars(kind: str, onset: float, doc: dict[str, Any], stacks_at: float) -> None:
-    named_s = min(change["at"] for change in doc["history"]) - onset
-    assert named_s < (NAMED_S if kind == "asleep" else UNHEALABLE_S) + SLACK_S
-    assert stacks_at - onset < named_s + STACKS_S + SLACK_S
 
 
 def _only_notices(node: Node) -> None:

@@ -41,6 +41,7 @@ def test_promtool_reads_every_query(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in done.stdout
 
 
+@pytest.mark.slow_ranks
 @pytest.mark.stack
 @pytest.mark.ranks
 def test_every_query_has_data_of_real_jobs(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from build_jobs import MONO, WALL
 
-from rankwatch.model import Crash, Group, JobSnapshot, NodeReport, Process, RankState, Verdict, WaitedOn
+from rankwatch.model import Collective, Crash, Group, JobSnapshot, NodeReport, Process, RankState, Verdict, WaitedOn
 from rankwatch.monitor.diagnose import State, diagnose, unhealed
 from rankwatch.monitor.incidents import Book, fold
 from rankwatch.monitor.policy import Limits
@@ -81,3 +81,25 @@ def test_a_rank_that_ended_well_too_early_stays_the_cause_until_the_job_has_fail
     (incident,) = book.open
     assert (incident.verdict.verdict, incident.verdict.cause, incident.verdict.culprit_ranks) == ("failed", "exited", (2,))
     assert [change.verdict for change in incident.history] == ["stuck", "failed"]
+
+
+def test_who_called_something_else_stays_the_cause_when_all_run_into_the_timeout():
+    """The culprit of a mismatch ends of the timeout like those that wait for it: that is no recovery, and no other cause."""
+    timed_out = Crash("RuntimeError", "[unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation to complete", where="train.py:50:step")
+    group = Group("0", "default_pg", "gloo", (0, 1, 2), 20.0)
+
+    def inside(number, at, crash=None, code=None):
+        entry = Collective("0", 0, 31, "barrier" if number == 2 else "all_reduce", ((4,),), ((4,),), ("Float",), WALL, 20.0)
+        state = rank(number, "exiting" if crash else "joined", code, crash, at)
+        return replace(state, groups=(group,), collectives=(entry,), collectives_at=MONO + at, completed={"0": 31 if crash else 30}, heartbeat_at=MONO + at)
+
+    state, book, t = State(), Book(), 0.0
+    while t < 20.0:
+        state, book = look(state, book, [inside(number, t) for number in range(3)], t)
+        t += 0.5
+    while t < 22.0:
+        state, book = look(state, book, [inside(number, t, timed_out) for number in range(3)], t)
+        t += 0.5
+    state, book = look(state, book, [inside(number, t, timed_out, 1) for number in range(3)], t, "torchrun stops the workers after rank 1 failed", final=True)
+    (incident,) = (*book.open, *book.closed)
+    assert (incident.verdict.verdict, incident.verdict.cause, incident.verdict.culprit_ranks) == ("stuck", "mismatch", (2,))

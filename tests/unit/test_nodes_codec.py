@@ -199,7 +199,7 @@ def test_a_value_nested_without_end_is_refused():
         decode_fields({"stack": deep}, STILL)
 
 
-@settings(FEW, max_examples=300)
+@settings(FEW, max_examples=80)
 @given(
     st.sampled_from([each.name for each in fields(RankState)]), JSON | st.dictionaries(st.sampled_from(["pid", "kinds", "of", "0", "rank"]), JSON, max_size=3)
 )

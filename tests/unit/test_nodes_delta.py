@@ -231,7 +231,7 @@ def test_a_judge_of_many_ranks_keeps_the_newest_calls():
     assert link.ranks()[0].calls["0"].last == 13
 
 
-@settings(FEW, max_examples=200)
+@settings(FEW, max_examples=80)
 @given(st.data())
 def test_whatever_happens_and_whichever_answers_are_lost_the_judge_has_what_the_node_has(data):
     states = {rank: RankState(rank) for rank in (0, 1)}
@@ -445,7 +445,7 @@ PLACES += [("calls", "3", "lines", "0", name) for name in ("generation", "first"
 PLACES += [("entries", "3"), *(("entries", "3", name) for name in ("order", "new", "of", "seq", "at", "state", "took")), ("forms", "0"), ("forms", "x")]
 
 
-@settings(FEW, max_examples=600)
+@settings(FEW, max_examples=150)
 @given(st.sampled_from(PLACES), JSON | st.lists(st.lists(st.integers(-3, 2**70), min_size=2, max_size=2), max_size=2))
 def test_any_json_in_any_place_is_taken_or_refused_wholly(place, value):
     link, document = Link(RankState(3, steps=9)), copy.deepcopy(DOCUMENT)

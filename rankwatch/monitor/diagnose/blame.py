@@ -37,16 +37,16 @@ class Judged:
 
 def in_order(firsts: Mapping[int, Death], ranks: Mapping[int, RankState], snapshot: JobSnapshot) -> list[Death]:
     """By when each end began: an exception counts from when it was raised, its process may take seconds to end."""
-    began = [replace(death, at=_began(death, ranks[death.rank], snapshot)) for death in firsts.values()]
+    offsets = {node.node: node.clock_offset_s for node in snapshot.nodes}
+    began = [replace(death, at=_began(death, ranks[death.rank], snapshot, offsets)) for death in firsts.values()]
     return sorted(began, key=lambda death: (round(death.at, 1), _ORDER.get(signal_name(death.code), 1), death.rank))
 
 
-def _began(death: Death, rank: RankState, snapshot: JobSnapshot) -> float:
+def _began(death: Death, rank: RankState, snapshot: JobSnapshot, offsets: Mapping[str, float]) -> float:
     crash = rank.crash
     if crash is None or crash.at_wall is None or crash.source.startswith(("log ", "error file")):  # these know whole seconds, or none
         return death.at
-    offset_s = next((node.clock_offset_s for node in snapshot.nodes if node.node == rank.node), 0.0)
-    return min(death.at, max(death.at - _LONGEST_END_S, wall_to_mono(snapshot, crash.at_wall, offset_s)))
+    return min(death.at, max(death.at - _LONGEST_END_S, wall_to_mono(snapshot, crash.at_wall, offsets.get(rank.node, 0.0))))
 
 
 def first(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], ordered: Sequence[Death], bad: Mapping[int, Death], key: str) -> Judged:

@@ -174,10 +174,11 @@ def _missing(wait: Wait, members: Sequence[int], gpus: Mapping[int, Gpu], scene:
     if not wait.on_nccl:
         return []
     found = []
-    known = [rank for rank in members if wait.view is not None and (entry := wait.view.at_frontier().get(rank)) is not None and entry.started is not None]
+    at = wait.view.at_frontier() if wait.view is not None else {}
+    known = any((entry := at.get(rank)) is not None and entry.started is not None for rank in members)
     if not known and not wait.behind:
         found.append("which device has started it (TORCH_NCCL_ENABLE_TIMING is off)")
-    blind = [rank for rank in members if rank not in gpus]
+    blind = {rank for rank in members if rank not in gpus}
     if blind:
         notes = dict.fromkeys(node.gpu_note for node in scene.snapshot.nodes if node.gpu_note and any(state.rank in blind for state in node.ranks))
         found.append(f"state of the GPUs of {words.ranks_text(blind)}" + (f" (gpu probe: {'; '.join(notes)})" if notes else ""))

@@ -112,7 +112,7 @@ def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Tr
     verdict = Verdict(
         key=trouble.key if trouble else "", verdict=level, cause=picture.cause, domain=picture.domain, culprit_ranks=picture.culprits,
         waiting_ranks=waiting, since=wait.since, timeout_known=not unknown,
-        summary=summary, unknown_ranks=words.unknown(scene.ranks, scene.snapshot), at=picture.at, places=picture.places,
+        summary=summary, unknown_ranks=scene.unknown, at=picture.at, places=picture.places,
         group=words.waited_on(wait), timeout_s=timeout,
         timeout_left_s=left, confidence=confidence, evidence=evidence,
         advice=(

@@ -29,6 +29,7 @@ from rankwatch.monitor.diagnose import (
     waits,
     wants,
     watchdog,
+    words,
 )
 from rankwatch.monitor.diagnose import frames as stack_frames
 from rankwatch.monitor.diagnose.graph import Hang
@@ -43,6 +44,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_ALL_INSIDE = ("mismatch", "group_order_deadlock")  # the culprit is in an operation itself, and ends of its timeout like those that wait for it
 _FORGET_S = 2.0  # a hang that is not seen for this long is over
 
 
@@ -102,7 +104,8 @@ def _running(
     troubles_found, in_cycles = _resolve(found, ranks, state)
     if silence.refuted(troubles_found, found):
         troubles_found, in_cycles = _resolve(found, ranks, state)
-    scene = Scene(state, snapshot, ranks, limits, {node.node: node.report_age_s for node in snapshot.nodes})
+    lags = {node.node: node.report_age_s for node in snapshot.nodes}
+    scene = Scene(state, snapshot, ranks, limits, lags, words.unknown(ranks, snapshot))
     state = replace(state, startups={**sights, **all_in}, watches=_watches(troubles_found, in_cycles, found, scene))
     scene = replace(scene, state=state)
     state, cases = _rule(state, troubles_found, found, scene)
@@ -324,7 +327,7 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
         return state, verdicts
     # who ends of it is seen before it has left its wait, and would be blamed for it
     before = [last.get(verdict.key, verdict) for verdict in verdicts]
-    frozen = [verdict for verdict in before if not verdict.culprit_ranks or not followers.issuperset(verdict.culprit_ranks)]
+    frozen = [verdict for verdict in before if verdict.cause in _ALL_INSIDE or not verdict.culprit_ranks or not followers.issuperset(verdict.culprit_ranks)]
     keys = {verdict.key for verdict in verdicts}
     frozen += [last.get(trouble.key, trouble.verdict) for trouble in fired if trouble.verdict is not None and trouble.key not in keys]
     state = replace(state, frozen=tuple(frozen), frozen_at=now)

@@ -86,7 +86,8 @@ def observe(ledger: Ledger, cases: Sequence[Case], found: Sequence[Wait], views:
         verdict = ruling.verdict
         waiting = verdict.waiting_ranks if verdict is not None else tuple(rank for rank in hang.waiting if rank not in ruling.culprits)
         old = ledger.pending.get(trouble.key) or Pending()
-        late = {rank: _waited(rank, [found[index] for index in hang.waits], scene) for rank in waiting if rank not in old.waiting}
+        fresh = [rank for rank in waiting if rank not in old.waiting]
+        late = _waited(fresh, [found[index] for index in hang.waits], scene) if fresh else {}
         lost = old.rank_s + dt * sum(rank in old.waiting for rank in waiting) + sum(late.values())
         reason, detail = _reason(verdict, found[hang.waits[0]].kind, ruling.culprits, scene.ranks)
         before = old.blamed.get(ruling.culprits) or Blame(0.0, reason, -1)
@@ -146,10 +147,13 @@ def rows(ledger: Ledger | None, *, over: bool = False) -> tuple[Waited, ...]:
 # -- long waits ------------------------------------------------------------------------------------------------------------
 
 
-def _waited(rank: int, waits: Sequence[Wait], scene: Scene) -> float:
-    """How long this rank has waited when it is first charged."""
-    starts = [wait.waiters[rank] for wait in waits if rank in wait.waiters]
-    return age(scene.state.pauses, min(starts), scene.now) if starts else 0.0
+def _waited(ranks: Sequence[int], waits: Sequence[Wait], scene: Scene) -> dict[int, float]:
+    """How long each of these ranks has waited when it is first charged."""
+    starts: dict[int, float] = {}
+    for wait in waits:
+        for rank, since in wait.waiters.items():
+            starts[rank] = min(since, starts.get(rank, since))
+    return {rank: age(scene.state.pauses, starts[rank], scene.now) if rank in starts else 0.0 for rank in ranks}
 
 
 def _reason(verdict: Verdict | None, kind: str, culprits: Sequence[int], ranks: Mapping[int, RankState]) -> tuple[str, int]:

@@ -218,7 +218,7 @@ def _verdict(view: View, odd: _Odd, lead: Lead | None, scene: Scene) -> Verdict:
         key="", verdict="diverged", cause="mismatch", domain="user_code", culprit_ranks=odd.culprits, waiting_ranks=(), since=since,
         summary=f"ranks pair different operations in {view.label} since #{first}{'' if odd.known_start else ' or earlier'} without hanging ({sides}){named}; "
         "results since then are garbage",
-        unknown_ranks=words.unknown(scene.ranks, scene.snapshot),
+        unknown_ranks=scene.unknown,
         group=WaitedOn(view.group.name, view.label, view.group.ranks, example.op, first, example.input_sizes, example.dtypes),
         confidence="certain" if len(scene.ranks) >= scene.snapshot.world_size else "partial",
         advice=("Stop the job: what it learned since then is worthless.", *words.advice("mismatch")),

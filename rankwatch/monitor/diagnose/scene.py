@@ -42,6 +42,7 @@ class Scene:
     ranks: Mapping[int, RankState]
     limits: Limits
     lags: Mapping[str, float] = field(default_factory=dict)  # node -> age of its report, seconds
+    unknown: tuple[int, ...] = ()  # ranks that nobody reports
 
     @property
     def now(self) -> float:
