@@ -48,7 +48,7 @@ class Recorder:
         if mode == "broken":
             raise RuntimeError("no luck")
 
-    def workers_started(self, workers):
+    def workers_started(self, workers, directory=None):
         self.pids = {worker.rank: worker.pid for worker in workers.workers}
         slots = sorted(os.listdir(workers.slot_dir))
         logs = [[worker.rank, worker.local_rank, bool(worker.stdout), os.path.basename(worker.error_file)] for worker in workers.workers]

@@ -34,7 +34,7 @@ _BLIND_S = 15.0  # without a stack for this long there will be none
 _OUTSTANDING = 2.0  # times what any other suspect costs
 _COMPARE = "Compare this rank's input, host and device with the others: it does more work per step, or does the same work slower."
 _STALE_WINDOWS = 6  # without news nobody is charged for the waiting
-_READ_MEMBERS = 20_000  # members of the groups that are read in one look: in a job of many thousand ranks the rest has its turn at the next ones
+_READ_MEMBERS = 10_000  # members of the groups that are read in one look: in a job of many thousand ranks the rest has its turn at the next ones
 
 
 @dataclass(frozen=True, slots=True)
