@@ -105,6 +105,7 @@ def test_a_get_of_torchruns_that_blocks_does_not_block_the_search():
         assert not waiting.is_alive()
 
 
+@pytest.mark.slow_ranks
 def test_a_store_that_stops_answering_holds_nobody_up(capfd):
     with server() as (process, port), looking(stores(port)) as launchers:
         found(launchers)

@@ -86,6 +86,7 @@ class TestOnLoopback:
         assert f"127.0.0.1:{ports[0]}, 127.0.0.1:{ports[1]} -> {missing}: refused\n    cause: the machine is up and nothing listens" in first[1]
         assert second[1] == f"127.0.0.1:{ports[1]} -> {missing}: refused\n"
 
+    @pytest.mark.slow_ranks
     def test_where_the_first_was_not_started_the_next_tells(self, ports: list[int]) -> None:
         listed = ",".join(f"127.0.0.1:{port}" for port in ports)
         second, third = ends([started(command(listed, "--wait", "3s", "--peer-index", str(at))) for at in (1, 2)], 3)
@@ -135,6 +136,7 @@ class TestOnLoopback:
         assert code == 4
         assert "another program answers" in out
 
+    @pytest.mark.slow_ranks
     def test_an_interrupt_ends_it_with_what_is_known(self, ports: list[int]) -> None:
         process = started(command(f"127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}", "--peer-index", "0", "--wait", "600s"))
         assert process.stderr is not None
