@@ -19,7 +19,7 @@ from rankwatch.commands.ablation.compare import Floor
 from rankwatch.commands.ablation.judge import INCONCLUSIVE, LAYER_FOUND, UNSEEN, Conclusion, Outcome, Run, asked_of, conclude, confirmed, outcome
 from rankwatch.commands.ablation.text import Shown, finite, render, to_json
 from rankwatch.commands.faults.launch import forwarded, torch_is_missing
-from rankwatch.config import Options, seconds
+from rankwatch.config import RUNS, Options, seconds
 
 DESCRIPTION = """\
 Runs a job once per backend of torch.compile, the script unchanged, and compares exit, error, numbers and step time.
@@ -63,7 +63,7 @@ def main(argv: list[str], options: Options) -> int:
         return fail(f"ablate: {wrong}")
     if torch_is_missing():
         return INCONCLUSIVE
-    folder = Path(arguments.out or options.run_dir or f"rankwatch-runs/ablate-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}").absolute()
+    folder = Path(arguments.out or options.run_dir or f"{RUNS}/ablate-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}").absolute()
     try:
         if (folder / "rungs").exists():
             return fail(f"ablate: {folder} holds an ablation already; name another directory with --out")

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwatch.cli import fail, say
-from rankwatch.config import Options
-from rankwatch.launcher.rundir import LATEST, ROOT
+from rankwatch.config import RUNS, Options
+from rankwatch.launcher.rundir import LATEST
 from rankwatch.report.documents import MAX_BYTES, load
 from rankwatch.serve.token import read_token
 
@@ -35,14 +35,14 @@ def main(argv: Sequence[str], options: Options) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "source", nargs="?", metavar="RUN_DIR|URL", help=f"a run directory, its {FILE}, or a running job's status address (default: {ROOT}/{LATEST})"
+        "source", nargs="?", metavar="RUN_DIR|URL", help=f"a run directory, its {FILE}, or a running job's status address (default: {RUNS}/{LATEST})"
     )
     parser.add_argument("--json", action="store_true", help="the whole document as JSON")
     parser.add_argument("--tlparse", action="store_true", help="run tlparse over the traces of a run with --torch-trace, and say which pages to open")
     parser.add_argument("--attempt", type=int, metavar="N", help="with --tlparse: the attempt, the newest by default")
     parser.add_argument("--out", metavar="DIR", help="with --tlparse: where the pages go")
     arguments = parser.parse_args(argv)
-    source = arguments.source or options.run_dir or os.path.join(ROOT, LATEST)
+    source = arguments.source or options.run_dir or os.path.join(RUNS, LATEST)
     if arguments.tlparse:
         from rankwatch.commands import tlparse
 

@@ -12,7 +12,7 @@ from rankwatch.commands.faults import outside
 from rankwatch.commands.faults.drill import drill
 from rankwatch.commands.faults.launch import WITHOUT_TORCH, Job, copied, forwarded, incidents, torch_is_missing
 from rankwatch.commands.faults.table import find, listing
-from rankwatch.config import Options
+from rankwatch.config import RUNS, Options
 from rankwatch.model import PAGING
 
 STUCK_AFTER_S = 12.0  # the default, 20 % of the group's 5 minutes, would make it a long demo
@@ -51,7 +51,7 @@ def main(argv: list[str], options: Options) -> int:
         return WITHOUT_TORCH
     if torch_is_missing():
         return WITHOUT_TORCH
-    default = f"rankwatch-runs/demo-{fault.name + '-' if fault else ''}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    default = f"{RUNS}/demo-{fault.name + '-' if fault else ''}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     run_dir = Path(options.run_dir or default)
     return drill(fault, run_dir, forwarded(options)) if fault else run(run_dir, forwarded(options))
 

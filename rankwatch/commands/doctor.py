@@ -23,7 +23,7 @@ from pathlib import Path
 
 import rankwatch
 from rankwatch.commands.peers.command import add_arguments, run
-from rankwatch.config import Options, place
+from rankwatch.config import RUNS, Options, place
 from rankwatch.launcher.inject import inject
 from rankwatch.launcher.slots import SlotDirectory
 from rankwatch.launcher.usable import problems
@@ -298,7 +298,7 @@ def _listen(options: Options) -> Check:
 
 def _run_dir(options: Options) -> Check:
     """Whether evidence can be written where the next run would put it."""
-    wanted = Path(options.run_dir or "rankwatch-runs").absolute()
+    wanted = Path(options.run_dir or RUNS).absolute()
     there = next(path for path in (wanted, *wanted.parents) if path.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         return Check(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from rankwatch import shown
 from rankwatch.cli import fail, say
 from rankwatch.commands.report import EXIT_NOTHING_FOUND, incident_files, read
-from rankwatch.config import Options
-from rankwatch.launcher.rundir import LATEST, ROOT
+from rankwatch.config import RUNS, Options
+from rankwatch.launcher.rundir import LATEST
 from rankwatch.report.documents import RUN, load
 
 HEADER = ("RUN", "LASTED", "EXIT", "INCIDENTS", "COMMAND")
@@ -25,10 +25,10 @@ def main(argv: Sequence[str], options: Options) -> int:
         epilog="Exit codes: 0 listed, 2 wrong usage, 3 no run found.",
         allow_abbrev=False,
     )
-    parser.add_argument("path", nargs="?", metavar="DIR", help=f"folder that holds run directories (default: {ROOT}, or the folder of --run-dir)")
-    path = parser.parse_args(argv).path or (os.path.dirname(os.path.abspath(options.run_dir)) if options.run_dir else ROOT)
+    parser.add_argument("path", nargs="?", metavar="DIR", help=f"folder that holds run directories (default: {RUNS}, or the folder of --run-dir)")
+    path = parser.parse_args(argv).path or (os.path.dirname(os.path.abspath(options.run_dir)) if options.run_dir else RUNS)
     if not os.path.isdir(path):
-        return fail(f"{path} is no directory; runs are listed from the folder that holds them, by default ./{ROOT}")
+        return fail(f"{path} is no directory; runs are listed from the folder that holds them, by default ./{RUNS}")
     runs = [entry.path for entry in os.scandir(path) if entry.name != LATEST and os.path.isfile(os.path.join(entry.path, "run.json"))]
     if not runs:
         say(f"no run in {path}")

@@ -15,8 +15,8 @@ from typing import Any
 
 from rankwatch import shown
 from rankwatch.cli import EXIT_USAGE, fail, say
-from rankwatch.config import Options
-from rankwatch.launcher.rundir import LATEST, ROOT
+from rankwatch.config import RUNS, Options
+from rankwatch.launcher.rundir import LATEST
 from rankwatch.report.documents import INCIDENT, RUN, load
 
 EXIT_NOTHING_FOUND = 3
@@ -32,12 +32,12 @@ def main(argv: Sequence[str], options: Options) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "path", nargs="?", metavar="RUN_DIR|INCIDENT", help=f"a run directory, an incident's folder or its incident.json (default: {ROOT}/{LATEST})"
+        "path", nargs="?", metavar="RUN_DIR|INCIDENT", help=f"a run directory, an incident's folder or its incident.json (default: {RUNS}/{LATEST})"
     )
     parser.add_argument("--format", choices=("text", "markdown", "html", "json"), default="text", help="html: one self-contained page, of the newest incident")
     parser.add_argument("--output", metavar="FILE", help="write there instead of stdout")
     arguments = parser.parse_args(argv)
-    path = arguments.path or options.run_dir or os.path.join(ROOT, LATEST)
+    path = arguments.path or options.run_dir or os.path.join(RUNS, LATEST)
     if not os.path.exists(path):
         where = "" if arguments.path or options.run_dir else "; a run that was started with --run-dir is named by hand: rankwatch report DIR"
         return fail(f"{path} does not exist; name a run directory, an incident's folder or an incident.json{where}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from rankwatch.config.accepted import PROBES, ConfigError, seconds
 from rankwatch.config.files import config_files
 from rankwatch.config.layers import COMMAND_LINE, CONFIG_VARIABLE, DEFAULT, describe, load, nearest, place
-from rankwatch.config.options import OPTIONS, Options
+from rankwatch.config.options import OPTIONS, RUNS, Options
 
 __all__ = [
     "COMMAND_LINE",
@@ -21,6 +21,7 @@ __all__ = [
     "DEFAULT",
     "OPTIONS",
     "PROBES",
+    "RUNS",
     "ConfigError",
     "Options",
     "config_files",

@@ -9,6 +9,8 @@ from typing import Any
 from rankwatch.config import accepted
 
 PREFIX = "RANKWATCH_"
+RUNS = "rankwatch-runs"
+"""The folder below the working directory that holds runs whose directory was not given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rankwatch.config import RUNS
+
 DEADLINE_S = 5.0
-ROOT = "rankwatch-runs"
 LATEST = "latest"
 EARLIER = "earlier"
 _CONTRACT = ("run.json", "events.jsonl", "incidents", "nodes")
@@ -54,10 +55,10 @@ def make(
     OSError only when the temp dir cannot be written either.
     """
     if given is None and _NAME.match(name):
-        wanted, how = os.path.join(ROOT, name), "set --run-dir to a place that can be written"
+        wanted, how = os.path.join(RUNS, name), "set --run-dir to a place that can be written"
     elif given is None:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() if wall_at is None else wall_at))
-        wanted, how = os.path.join(ROOT, f"{stamp}-{job}"), "set --run-dir to a place that can be written"
+        wanted, how = os.path.join(RUNS, f"{stamp}-{job}"), "set --run-dir to a place that can be written"
     else:
         wanted, how = os.path.expanduser(given), "check --run-dir"
     try:
@@ -87,7 +88,7 @@ def _make(wanted: str, ours: bool, mode: int, first_node: bool) -> tuple[str, tu
         else:
             os.chmod(path, mode)  # mkdir is subject to the umask
     _check_writable(path)
-    if first_node and (ours or os.path.basename(os.path.dirname(path)) == ROOT):
+    if first_node and (ours or os.path.basename(os.path.dirname(path)) == RUNS):
         _point_latest(path)
     return path, notes
 
