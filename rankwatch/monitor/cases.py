@@ -158,7 +158,8 @@ class Cases:
         there = () if anew else incident.recorder_files
         if not self._files.admit(incident) or (there and now - incident.opened_at > RECORDERS_COME_S):
             return ()
-        missing = tuple(rank for rank in ranks if not any(name.startswith(f"fr/rank_{rank}.") for name in there))
+        shown_ranks = self._files.ranks_shown(incident, ranks, status)  # of 16,384 that wait nobody fetches every recorder
+        missing = [rank for rank in shown_ranks if not any(name.startswith(f"fr/rank_{rank}.") for name in there)]
         return (*there, *self._files.recorders(incident, status, recorders(missing))) if missing else ()
 
     def tell(self, changes: Iterable[IncidentChange], status: Status) -> None:

@@ -77,7 +77,7 @@ class RunFiles:
         self._writer.write(f"{place}/incident.json", lambda: rendered("incident.json", as_json(document())))
         self._writer.write(f"{place}/report.txt", lambda: rendered("report.txt", text.render(document()).encode("utf-8", "replace")))
         self._writer.write(f"{place}/index.html", lambda: rendered("index.html", page.render(document()).encode("utf-8", "replace")))
-        for rank in self._ranks_shown(incident, incident.stacks, status):
+        for rank in self.ranks_shown(incident, incident.stacks, status):
             self._writer.write(f"{place}/stacks/rank_{rank}.txt", _stack_file(incident.stacks[rank]))
 
     def recorders(self, incident: Incident, status: Status, documents: Mapping[int, Mapping[str, bytes]]) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class RunFiles:
         if incident.id not in self._kept:
             return ()
         names = []
-        for rank in self._ranks_shown(incident, documents, status):
+        for rank in self.ranks_shown(incident, documents, status):
             # The recorder with entries is the one that tools want; a second one of the same process gets its own name.
             ordered = sorted(documents[rank].items(), key=lambda item: (b'"entries"' not in item[1], "nccl" not in item[0]))
             for position, (recorder, data) in enumerate(ordered):
@@ -133,7 +133,8 @@ class RunFiles:
             return False
         return True
 
-    def _ranks_shown(self, incident: Incident, available: Iterable[int], status: Status) -> list[int]:
+    def ranks_shown(self, incident: Incident, available: Iterable[int], status: Status) -> list[int]:
+        """Of these ranks those that get files of their own: all of a small job, else the culprits and some of the others."""
         ranks = sorted(available)
         if status.job.world_size <= PER_RANK_FILES_UP_TO:
             return ranks

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankwatch import stderr
-from rankwatch.config import Options
+from rankwatch.config import RUNS, Options
 from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, RankState, Status, Verdict, Want
 from rankwatch.monitor import failure, heap, published
 from rankwatch.monitor.action import ExitRequest
@@ -44,7 +44,6 @@ POLL_S = 0.5
 POLL_OPEN_S = 0.25
 POLL_EVIDENCE_S = 0.1
 NODES_FAILURE_S = 0.5  # so long other nodes are waited for when a rank has failed
-RUNS = "rankwatch-runs"  # a run directory in such a folder has a name that the other nodes' launchers take over
 POLL_NODES_S = 2.5  # of the judge of many nodes, should no round of reports come: otherwise each round is looked at once
 ERRORS_IN_A_ROW = 20
 SETTLED_AFTER_S = 20.0
@@ -80,7 +79,6 @@ class Monitor:
         self._reader: Reader | None = None
         self._gathering: Gathering | None = None
         self._together: Together | None = None  # in a job of many nodes
-        self._spoken_for = False  # another launcher judges the whole job
         self._store_before = (0, 0)  # calls of torchrun's store and their bytes, of attempts that are over
         self._state = State()
         self._numerics = Numerics()
@@ -171,7 +169,7 @@ class Monitor:
 
     def _poll_s(self) -> float:
         """Until the next look, if nothing calls for one before."""
-        if self._together is not None and self._together.judges:
+        if self._together is not None and self._together.sets_pace:
             return POLL_NODES_S
         return POLL_OPEN_S if self._cases.book.open else POLL_S
 
@@ -235,7 +233,7 @@ class Monitor:
                 self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
         self._announcer.look(self.status, self._settled(snapshot))
         self._writer.check()
-        if self._acts and not self._ending and not final and not self._spoken_for:
+        if self._acts and not self._ending and not final and self._cases.speaks:
             self._consider(snapshot)
 
     def _snapshot(self, reader: Reader, report: NodeReport, final: bool) -> JobSnapshot:
@@ -291,12 +289,12 @@ class Monitor:
 
     def _shown(self) -> Status:
         """The Status for pages and metrics: verdicts and incidents are the judge's alone."""
-        if not self._spoken_for or self._together is None:
+        if self._cases.speaks or self._together is None:
             return self.status
         return replace(self.status, verdicts=(), open_incidents=(), closed_incidents=(), judge=self._together.judge or "another node")
 
     def _speak(self, speaks: bool, anew: bool = False) -> None:
-        self._spoken_for, self._cases.speaks = not speaks, speaks
+        self._cases.speaks = speaks
         self._announcer.speak(speaks, self.status, anew)
 
     def _look_around(self, snapshot: JobSnapshot) -> None:
@@ -340,7 +338,7 @@ class Monitor:
         self._reader = reader = Reader(workers)
         if directory is not None and workers.nnodes > 1:
             folder, run_name = os.path.split(self._writer.root)
-            run_name = run_name if os.path.basename(folder) == RUNS else ""
+            run_name = run_name if os.path.basename(folder) == RUNS else ""  # one that was given is given to every node
             self._together = Together(workers, directory, run_name, self._announcer.notice, self._look_now, lambda: self.status.job.status_url)
             self._together.start(reader.raw_recorders)
         self._speak(self._together is None or self._together.judges, anew=True)
@@ -433,7 +431,7 @@ class Monitor:
         self._guarded(lambda: self._tick(final=True))
         if self._together is not None:
             self._together.hand_over(FINAL_WAIT_S[not failed])
-            if failed and self._spoken_for and self._together.judge_is_gone(began):
+            if failed and not self._cases.speaks and self._together.judge_is_gone(began):
                 self._speak(True)  # nobody else will say how this job ended
         self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
         self._cases.job_ended(self.status)

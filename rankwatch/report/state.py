@@ -116,6 +116,8 @@ def headline(status: Status, views: Mapping[int, shown.RankView]) -> str:
     if status.state in ("done", "failed"):
         ending = f" ({shown.one_line(status.snapshot.ending)})" if status.snapshot and status.snapshot.ending else ""
         return f"The job has ended with {shown.exit_words(status.exit_code)}{ending}."
+    if status.judge:
+        return f"The whole job is judged elsewhere: {shown.one_line(status.judge)}. This page shows this node's ranks."
     if status.open_incidents:
         gravest = max(status.open_incidents, key=lambda incident: (shown.VERDICT_ORDER.index(incident.verdict.verdict), -incident.opened_at))
         return incidents.summary(gravest.verdict)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -20,6 +21,7 @@ class Store:
 
     def __init__(self, judge=None):
         self.found = judge
+        self.others = ()
         self.published = threading.Event()
 
     def start(self):
@@ -35,7 +37,10 @@ class Store:
         return self.found
 
     def peers(self):
-        return ()
+        return self.others
+
+    def refused(self):
+        pass
 
     def publish(self, port, nonce, ranks, run_name=""):
         self.published.set()
@@ -88,3 +93,17 @@ def test_a_judge_that_cannot_be_reached_is_gone_unless_it_has_asked_since(asked_
 def test_a_member_merges_nothing():
     snapshot = JobSnapshot(10.0, 1010.0, 2, 0, (NodeReport("node1", (), 1),))
     assert together(1).merge(snapshot) is snapshot
+
+
+def test_a_judge_that_has_found_nobody_looks_at_its_own_ranks_at_its_own_pace():
+    first = together(0)
+    first.start(lambda ranks: {})
+    assert first._directory.published.wait(10)
+    assert not first.sets_pace
+    first._directory.others = (Peer(1, "node1", ("127.0.0.1",), closed_port(), "nonce", "0"),)
+    first._directory.on_change()
+    end = time.monotonic() + 10
+    while not first.sets_pace:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    first.stop()

@@ -86,6 +86,11 @@ def test_the_status_page_renders_partial_pictures(build, changes):
     assert "rankwatch" in status.render(build(**changes))
 
 
+def test_a_member_of_a_job_of_many_nodes_says_where_the_job_is_judged():
+    rendered = status.render(build_status.healthy_status(judge="http://node0:27435"))
+    assert "The whole job is judged elsewhere: http://node0:27435." in rendered
+
+
 def test_the_culprit_of_an_open_incident_is_not_calmly_running():
     rendered = status.render(build_status.stuck_status())
     assert '<i class="phase k-culprit"></i>culprit: not_entered' in rendered

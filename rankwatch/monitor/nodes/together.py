@@ -96,6 +96,7 @@ class Together:
         self._stopped = False
         self._ended: set[int] = set()  # group ranks whose planned end the judge has seen in a look before
         self._endings: list[dict[str, Any]] = []  # as events, not taken yet
+        self._has_peers = False
         self._reached = False  # the judge has answered the newest nudge
         self._news = said.Silences()
         self._local = {worker.rank for worker in workers.workers}
@@ -143,6 +144,11 @@ class Together:
         elsewhere = [replace(want, ranks=ranks) for want in wants if (ranks := tuple(rank for rank in want.ranks if rank not in self._local))]
         if elsewhere:
             puller.ask(elsewhere)
+
+    @property
+    def sets_pace(self) -> bool:
+        """Whether rounds of reports call for looks; a judge that has found nobody looks at its own ranks as one of a single node does."""
+        return self._has_peers
 
     def pull_now(self, deadline_s: float) -> None:
         """Every node's newest report, as far as it comes within the deadline."""
@@ -243,7 +249,9 @@ class Together:
                 if secret and (self._serving is None or self._serving.secret != secret):
                     self._listen(secret)
                 if self._puller is not None:
-                    self._puller.set_peers(self._directory.peers())
+                    peers = self._directory.peers()
+                    self._puller.set_peers(peers)
+                    self._has_peers = bool(peers)
                 self._changed.wait()
                 self._changed.clear()
         except Exception as error:
