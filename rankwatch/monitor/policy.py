@@ -74,7 +74,7 @@ class Limits:
     idle_min_s: float = _number(60.0, "no step for this long and for idle_factor median steps, once idle_steps were seen, is idle")
     idle_factor: float = _number(20.0, "median steps without a step, for the same rule")
     idle_steps: int = _number(20, "steps that were seen before the same rule holds")
-    lead_polls: int = _number(4, "a constant lead of one rank's numbers over this many polls makes its recorders be read (diverged)")
+    lead_polls: int = _number(4, "ranks whose numbers stay apart over this many polls have their recorders read (diverged)")
     straggler_window_s: float = _number(10.0, "three windows in a row have to show the same late rank")
     straggler_ratio: float = _number(0.1, "share of looks in which every other rank is found waiting")
     straggler_open_ratio: float = _number(0.05, "share of its time that every other rank loses to a straggler by arrival times: named from here on")

@@ -107,6 +107,34 @@ def test_a_skipped_layer_on_nccl_shows_as_a_lead_and_is_proved_by_the_recorders_
     assert 0 < shares[0] < shares[1]
 
 
+WAVERING = (5, -3, 4, 3, -3, 2, 1, 1, -3, -2, 10, 3, -3, -3, 12, 8)  # rank 1 against rank 0, looks at two H200s that had come apart by a skipped layer
+
+
+def wavering(rank, t):
+    lead = WAVERING[int(t) % len(WAVERING)] if t > 20 else 0
+    return max(0, lead if rank == 1 else -lead)
+
+
+def test_numbers_that_come_apart_are_read_also_where_the_lead_wavers():
+    job = Job([fsdp(skip_at=1501), fsdp()], rate=75, history_s=None, backend="nccl", lead=wavering).play(60)
+    at, verdict = job.first()
+    assert at - 1501 / 75 <= 10
+    assert (verdict.verdict, verdict.culprit_ranks) == ("diverged", (0, 1))
+    assert not any("stays" in line for line in verdict.evidence)
+
+
+def test_numbers_that_are_apart_all_day_are_read_again_every_five_minutes_at_least():
+    job = Job([fsdp(), fsdp(skip_at=30_000)], rate=75, history_s=None, backend="nccl", lead=lambda rank, t: int(t * 7) % 4 + 3 * rank, skew=8).play(720)
+    at, _verdict = job.first()
+    assert 400 <= at <= 710
+    assert job.reads <= 12
+
+
+def test_nobody_is_called_late_at_collectives_that_were_paired_wrongly():
+    job = Job([healthy, other_from(300, ("reduce", ((100,),)))], rate=20).play(90)
+    assert job.kinds_told() == [("diverged", (0, 1))]
+
+
 def test_a_lead_alone_is_noise_and_makes_the_recorders_be_read_ever_more_rarely():
     job = Job([fsdp(), fsdp()], rate=75, history_s=None, backend="nccl", lead=lambda rank, t: 3 * rank, skew=4).play(300)
     assert job.kinds_told() == []

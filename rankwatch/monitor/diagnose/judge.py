@@ -116,7 +116,8 @@ def _running(
     costs = ledger.observe(state.ledger or ledger.Ledger(), cases, found, views.values(), scene)
 
     leads, paired, diverged, more = pairing.look(views.values(), found, scene, asked)
-    late, stragglers, stacks = lateness.look(views.values(), scene, asked, bool(verdicts))
+    paired_alike = [view for view in views.values() if (*view.key, view.group.generation) not in diverged]  # arrivals at different calls tell nothing
+    late, stragglers, stacks = lateness.look(paired_alike, scene, asked, bool(verdicts))
     wanted += [*more, *stacks]
     verdicts += [replace(verdict, key=f"a{snapshot.attempt}-straggler-{verdict.culprit_ranks[0]}") for verdict in stragglers]
     verdicts += pairing.told(diverged, snapshot.attempt)

@@ -101,11 +101,16 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """How far each rank's numbers are ahead in one group, and for how long that has not changed while the numbers move."""
+    """How far each rank's numbers are ahead in one group. In polls in a row between which the numbers moved: polls: this very lead; apart: any lead.
+
+    lowest: the number that all had reached at the last look; began: at the first look of `apart`.
+    """
 
     leads: tuple[tuple[int, int], ...]
     polls: int
     lowest: int
+    apart: int
+    began: int
 
 
 @dataclass(frozen=True, slots=True)

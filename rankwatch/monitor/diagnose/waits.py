@@ -144,7 +144,7 @@ def collective_waits(
 
 
 def _all_in(wait: Wait, view: View, at: Mapping[int, Collective], limits: Limits) -> None:
-    wait.notice_s = max(limits.all_entered_notice_s, wait.notice_s)
+    soon_s, wait.notice_s = wait.notice_s, max(limits.all_entered_notice_s, wait.notice_s)
     undone = tuple(sorted(rank for rank, member in view.members.items() if not member.stale and member.done < view.frontier))
     # a broadcast is over at its root, a reduce everywhere else, while the others still wait: that says nothing of them
     exchange = all(entry.op in EXCHANGES for entry in at.values())
@@ -157,6 +157,7 @@ def _all_in(wait: Wait, view: View, at: Mapping[int, Collective], limits: Limits
     idle = tuple(sorted(rank for rank, entry in at.items() if entry.started is False))
     if started and idle:
         wait.behind, wait.behind_why = idle, "its device has not started it while others have: earlier work on that device blocks it"
+        wait.notice_s = soon_s  # who it waits for is known, and that it is no long transfer
 
 
 def barrier_waits(ranks: Mapping[int, RankState], snapshot: JobSnapshot, state: State, limits: Limits) -> list[Wait]:
