@@ -198,8 +198,10 @@ def test_the_interval_of_a_median_is_that_of_order_statistics() -> None:
 
 def test_an_overhead_within_the_bar_says_whether_it_can_be_told_from_nothing() -> None:
     overhead = load("overhead")
-    pairs = [{"ratio": 1.0 + (n - 5) / 1000, "plain_s": [0.02], "watched_s": [0.02], "polls": [2]} for n in range(11)]
-    row = overhead.training_row(pairs)
+    ratio = [1.0 + (n - 5) / 1000 for n in range(11)]
+    sets = [{"ratio": {"all on": one + 0.01, "no timing": one}, "plain": [0.02], "all on": [0.02], "no timing": [0.02], "polls": [2]} for one in ratio]
+    over, row = overhead.training_rows(sets)
+    assert over[5].startswith("bar x 1.005: OVER THE BAR; distinguishable from 0")
     assert row[3:5] == ["x 1.0000", "0.9960-1.0040 (98.8%)"]
     assert row[5] == "bar x 1.005: within the bar; not distinguishable from 0; 2 polls in a watched turn"
     rounds = [{mode: 30.0 + place for place, mode in enumerate(overhead.MODES)} for _ in range(6)]
