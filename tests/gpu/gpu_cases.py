@@ -72,7 +72,7 @@ FAULTS = (
         "compile_past_timeout", 40, ("timeout_imminent",), ("compiling",), paged_s=25, limit_s=130, cpu=True, env={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},
     ),
     Fault("abort", 15, ("stuck", "timeout_imminent", "failed"), ABSENT, paged_s=10, until_exit=True, limit_s=160, cpu=True),
-    Fault("graph_stop", 60, ("slow", "stuck"), (*ABSENT, "unknown"), named_s=75, limit_s=150),
+    Fault("graph_stop", 60, ("slow", "stuck"), (*ABSENT, "unknown"), limit_s=150),
     Fault("graph_stop_eager", 60, ("stuck", "timeout_imminent"), (*ABSENT, "unknown"), paged_s=35),
     Fault("gil_held", 90, ("stuck",), ("gil_held",), paged_s=40, cpu=True),
     Fault("spin", 90, ("stuck",), ("all_entered",), paged_s=35, env={"TORCH_NCCL_ENABLE_TIMING": "1"}),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 3.0  # over which a rank's CPU is compared
 _AGAIN_S = 3.0  # between the first two stacks
+_NATIVE_S = 5.0  # age of the silence from which native stacks are taken, once both samples have left it open who waits
 _SPIN_RATIO, _QUIET_RATIO = 0.5, 0.05  # of a core
 _WINDOW_STEPS = 20  # before the silence: how many collectives were recorded in them
 _PER_STEP = 0.5
@@ -72,7 +73,7 @@ def look(scene: Scene, since: float, asked: Asked, open_waits: Sequence[Wait]) -
     culprits = tuple(sorted(rank for rank, what in doing.items() if what == "stopped"))
     lasted = scene.age(since)
     unsure = [rank for rank in chosen if not doing[rank] or not waiters]  # who waits may sleep as well as the one that is waited for
-    named = dict.fromkeys((*waiters[:1], *culprits[:1], *unsure)) if lasted >= limits.restack_s and "moves" not in doing.values() else ()
+    named = dict.fromkeys((*waiters[:1], *culprits[:1], *unsure)) if lasted >= _NATIVE_S and "moves" not in doing.values() else ()
     if native := asked.due("native_stack", [rank for rank in named if not _native(ranks[rank], since)], limits.idle_min_s, limits.max_stacks):
         wanted.append(Want("native_stack", native, "whether it waits on its device"))
     if not waiters or not culprits or len(waiters) + len(culprits) < len(ranks) or (len(culprits) >= len(waiters) and len(ranks) > 2):
