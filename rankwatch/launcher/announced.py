@@ -1,7 +1,7 @@
 """What launchers of a job publish of themselves, as JSON: written here, read here with distrust. Pure.
 
 {"schema": 1, "version", "nonce", "node", "addresses": [...], "port", "ranks": "8-15"}; the judge's also "secret", or "token": true where every launcher
-has it from a token file, and "run_name".
+has it from a token file, "run_name", and "orders": the SHA-256 of the key that proves an order to be the judge's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Announcement:
     secret: str = ""
     token: bool = False
     run_name: str = ""
+    orders: str = ""
 
     def encode(self) -> str:
         """As it goes into the store."""
@@ -48,7 +49,7 @@ class Announcement:
             "port": peer.port,
             "ranks": compress(peer.ranks),
         }
-        extra = {"secret": self.secret, "token": self.token, "run_name": self.run_name}
+        extra = {"secret": self.secret, "token": self.token, "run_name": self.run_name, "orders": self.orders}
         return json.dumps({**document, **{name: value for name, value in extra.items() if value}})
 
 
@@ -85,7 +86,8 @@ def decode(raw: bytes, group_rank: int) -> Announcement:
         ranks=known,
     )
     secret = _word(document, "secret") if document.get("secret") else ""
-    return Announcement(peer, secret, token is True, _text(document, "run_name", ""))
+    orders = _word(document, "orders") if document.get("orders") else ""
+    return Announcement(peer, secret, token is True, _text(document, "run_name", ""), orders)
 
 
 def _word(document: Mapping[str, Any], name: str) -> str:

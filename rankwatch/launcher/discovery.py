@@ -17,6 +17,8 @@ until it goes on (found by running it; the GIL is free). So all calls are one da
 from __future__ import annotations
 
 import functools
+import hashlib
+import hmac
 import random
 import secrets
 import socket
@@ -45,6 +47,7 @@ CONNECT_S = 2.0
 CALL_S = 2.0
 BLOCKED_S = 5.0
 KEYS_AT_ONCE = 64
+SECRET_BYTES = 32
 LISTED_INSTEAD = "give --peers and --token-file on every node"
 
 
@@ -54,12 +57,6 @@ class Operations:
 
     calls: int = 0
     bytes: int = 0
-
-
-@functools.cache
-def own_secret() -> str:
-    """256 bits, drawn once a launcher: the members of a next attempt that find the old announcement find the right secret."""
-    return secrets.token_hex(32)
 
 
 def directory(start: Start, options: Options) -> Discovery | Listed:
@@ -83,7 +80,8 @@ class Discovery:
     """One attempt of one launcher. Everything but `look` returns at once, or after the wait that it is given, and raises nothing.
 
     on_change: called in this object's thread when the secret, the judge or the others have changed. port: where to listen, 0 for any.
-    `secret` and `run_name` come from the judge: group rank 0 is it and has them at once.
+    `secret` and `run_name` come from the judge: group rank 0 is it and has them at once. The secret is 256 bits, drawn anew by each attempt's judge:
+    what an attempt before has announced in the same store is of no use, and a member that meets it asks again once it is refused.
     """
 
     def __init__(
@@ -111,7 +109,8 @@ class Discovery:
         self._spread = random.random()
         self._wake, self._halt = threading.Event(), threading.Event()
         self._known = threading.Condition()  # guards what follows
-        self._secret = own_secret() if group_rank == 0 and token is None else ""
+        self._secret = secrets.token_hex(SECRET_BYTES) if group_rank == 0 and token is None else ""
+        self._order_key = secrets.token_hex(SECRET_BYTES) if group_rank == 0 else ""
         self._token = ""
         self._judge: Announcement | None = None
         self._nodes: dict[int, Announcement] = {}
@@ -163,6 +162,16 @@ class Discovery:
         with self._known:
             self._known.wait_for(lambda: self._judge is not None or self._gone or self._halt.is_set(), wait_s)
             return self._judge.run_name if self._judge is not None else ""
+
+    def order_key(self) -> str:
+        """What the judge proves its orders with: all launchers know the secret, this only the judge; "" for a member."""
+        return self._order_key
+
+    def is_judges(self, order_key: str) -> bool:
+        """Whether an order with this key is of the judge that this member has found."""
+        with self._known:
+            known = self._judge.orders if self._judge is not None else ""
+        return bool(known) and hmac.compare_digest(known.encode(), _digest(order_key).encode())
 
     def judge(self) -> Peer | None:
         """The launcher that judges the job; None for that one itself, and while it has not been found."""
@@ -307,7 +316,8 @@ class Discovery:
         peer = Peer(self._group_rank, socket.gethostname(), self._addresses, port, nonce, rankwatch.__version__, ranks)
         token = self._read_token is not None
         judges = self._group_rank == 0
-        mine = Announcement(peer, "" if token else own_secret(), token, run_name) if judges else Announcement(peer)
+        secret, orders = "" if token else self._secret, _digest(self._order_key)
+        mine = Announcement(peer, secret, token, run_name, orders) if judges else Announcement(peer)
         self._call("set", JUDGE if judges else f"{NODE}{self._group_rank}", mine.encode())
         self._written = wanted
 
@@ -368,6 +378,10 @@ def _own_addresses(given: str, local_addr: str, host: str, port: int) -> tuple[s
     """What to publish; host and port are the store's."""
     way = () if given or local_addr else addresses.routed(host, port)
     return addresses.choose(given, local_addr, way, addresses.of_this_machine, addresses.resolving_name)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
 def _size(value: Any) -> int:

@@ -101,6 +101,14 @@ class Listed:
         """Nobody tells it."""
         return ""
 
+    def order_key(self) -> str:
+        """Nothing is published that could prove an order: none is given."""
+        return ""
+
+    def is_judges(self, order_key: str) -> bool:  # noqa: ARG002 - as Discovery's
+        """None is taken either: whoever has the token file could have sent it."""
+        return False
+
     def judge(self) -> Peer | None:
         """Node 0, for the others."""
         return self._all[0] if self._group_rank and self._all else None

@@ -26,6 +26,11 @@ class OnStuck:
         """Other workers run from now on."""
         self._intent = self._on_disk = None
 
+    def obey(self, attempt: int, culprit_ranks: tuple[int, ...], why: str) -> None:
+        """The judge of the job ends the workers of this node too: it has the evidence, and names the incident."""
+        if self.request is None or self.request.attempt != attempt:
+            self.request = action.ExitRequest(attempt, "", culprit_ranks, why)
+
     def consider(self, snapshot: JobSnapshot, incidents: Sequence[Incident], gathering: bool) -> action.ExitRequest | None:
         """The request, in the look that makes it. gathering: evidence is still being fetched."""
         if self.request is not None and self.request.attempt == snapshot.attempt:

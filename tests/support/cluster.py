@@ -117,7 +117,7 @@ class Cluster:
     """`[rankwatch options] torchrun --nnodes n --nproc-per-node k ... JOB` on every node. A context manager: nothing of it outlives the block.
 
     job: as for jobs.Job: a file of tests/ranks/jobs and its arguments, or torchrun's own words (an absolute path, `-m module`).
-    rendezvous: "static" (--master-addr, --node-rank) or "c10d" (node 0 is the endpoint). watched=False: plain torchrun.
+    rendezvous: "static" (--master-addr, --node-rank) or "c10d" (node `endpoint` is the endpoint). watched=False: plain torchrun.
     options: rankwatch's, for every node; more_options: {node: options}. nnodes: "1:2" and the like, for c10d.
     shared_run_dir: one --run-dir for all, as on a network file system, else one a node. late: nodes that start() is called for by hand.
     """
@@ -137,13 +137,14 @@ class Cluster:
         nnodes: str = "",
         shared_run_dir: bool = False,
         late: Sequence[int] = (),
+        endpoint: int = 0,
     ) -> None:
         assert rendezvous in ("static", "c10d")
         self.network = network
         self.nproc = nproc
         self.nodes = [Node(network, i, tmp_path / "run" if shared_run_dir else tmp_path / f"node{i}" / "run", tmp_path / f"node{i}") for i in range(network.n)]
         self._job = (str(JOBS / job[0]), *job[1:]) if job[0].endswith(".py") else job
-        self._rendezvous, self._watched = rendezvous, watched
+        self._rendezvous, self._watched, self._endpoint = rendezvous, watched, endpoint
         self._options, self._more_options = tuple(options), more_options or {}
         self._torchrun, self._nnodes, self._late = tuple(torchrun), nnodes or str(network.n), tuple(late)
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -194,10 +195,10 @@ class Cluster:
             raise AssertionError(f"{error}\n" + "\n".join(node.tail(1000) for node in self.nodes)) from None
 
     def _meeting(self, i: int) -> list[str]:
-        place = self.network.address(0)
+        place = self.network.address(self._endpoint)
         if self._rendezvous == "static":
             return ["--master-addr", place, "--master-port", str(PORT), "--node-rank", str(i)]
         words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{place}:{PORT}", "--rdzv-id", "job"]
         if not self.network.resolves:
-            words += ["--rdzv-conf", f"is_host={int(i == 0)}", "--local-addr", self.network.address(i)]
+            words += ["--rdzv-conf", f"is_host={int(i == self._endpoint)}", "--local-addr", self.network.address(i)]
         return words

@@ -75,8 +75,8 @@ class Clock:
 class Job:
     """Launchers of one job around one store, looked at one by one: no thread runs."""
 
-    def __init__(self, nnodes=2, **options):
-        self.store, self.clock, self.reached = TCPStore(), Clock(), []
+    def __init__(self, nnodes=2, store=None, **options):
+        self.store, self.clock, self.reached = store or TCPStore(), Clock(), []
         self.changes = dict.fromkeys(range(nnodes), 0)
         self.launchers = [self.launcher(rank, nnodes, **options) for rank in range(nnodes)]
 
@@ -122,10 +122,60 @@ def judge_node():
     return socket.gethostname()
 
 
-def test_the_secret_has_256_bits_and_is_one_for_all_attempts_of_a_launcher():
+def test_the_secret_has_256_bits_and_each_attempt_draws_its_own():
+    """Of one launcher, too, that judges again."""
     first, second = Job().launchers[0].secret(), Job().launchers[0].secret()
-    assert first == second
-    assert len(bytes.fromhex(first)) == 32
+    assert first != second
+    assert len(bytes.fromhex(first)) == len(bytes.fromhex(second)) == 32
+
+
+def test_a_member_that_finds_the_secret_of_the_attempt_before_takes_the_new_one_once_it_is_refused():
+    """The static rendezvous keeps the keys."""
+    before = Job()
+    judge, _ = before.launchers
+    judge.publish(41000, "old", (0,))
+    judge.look()
+
+    again = Job(store=before.store)
+    judge, member = again.launchers
+    member.look()
+    assert (member.judge().nonce, member.secret()) == ("old", before.launchers[0].secret())
+    judge.publish(41001, "new", (0,))
+    judge.look()
+    member.refused()
+    member.look()
+    assert (member.judge().nonce, member.secret()) == ("new", judge.secret())
+    assert again.changes[1] == 2
+
+
+def test_an_order_is_the_judges_by_a_key_that_is_never_published():
+    job = Job(3)
+    judge, member, other = job.launchers
+    assert not member.is_judges(judge.order_key())  # nothing has been found
+    judge.publish(41000, "n", (0,))
+    judge.look()
+    member.look()
+    assert member.is_judges(judge.order_key())
+    assert not any(member.is_judges(key) for key in (judge.secret(), other.order_key(), "", "x"))
+    assert other.order_key() == ""
+    assert judge.order_key() not in str(job.store.keys)
+
+
+def test_launchers_that_are_listed_give_and_take_no_orders(tmp_path):
+    judge, member = (Listed("a:1,b:2", lambda: "the text", rank, 2) for rank in (0, 1))
+    assert judge.order_key() == ""
+    assert not member.is_judges("")
+
+
+def test_the_launcher_of_another_node_draws_the_secret_when_it_becomes_group_rank_0():
+    """Every round of c10d has a store prefix of its own: nothing of the round before is found there."""
+    first, second = Job(3), Job(2)
+    assert first.launchers[1].secret() == ""
+    judge, member = second.launchers
+    judge.publish(41000, "n", (0,))
+    judge.look()
+    member.look()
+    assert member.secret() == judge.secret() != first.launchers[0].secret()
 
 
 def test_a_node_that_comes_late_is_found_and_those_before_it_are_kept():

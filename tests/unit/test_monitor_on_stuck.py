@@ -19,6 +19,7 @@ from rankwatch.launcher.torchrun import supervised
 from rankwatch.model import Action, Group, Incident, JobInfo, NodeReport, Process, RankState, Status, Verdict
 from rankwatch.monitor import loop
 from rankwatch.monitor.action import ExitRequest, consider, unhealable
+from rankwatch.monitor.on_stuck import OnStuck
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.workers import Worker, Workers
 from rankwatch.notify import lines
@@ -254,6 +255,16 @@ def test_a_request_is_taken_once_and_only_for_the_attempt_that_runs():
     assert made.exit_request() is None
     made.failing({0: -15}, 0.0)
     assert monitor.reasons == ["rankwatch ends the workers (--on-stuck exit)"]
+
+
+def test_the_judges_order_is_obeyed_once_and_for_the_attempt_that_runs():
+    acts = OnStuck(LIMITS, None)
+    acts.obey(1, (5,), "rank 5 calls barrier")
+    assert acts.request == ExitRequest(1, "", (5,), "rank 5 calls barrier")
+    acts.obey(1, (6,), "another")
+    assert acts.request.culprit_ranks == (5,)
+    acts.obey(2, (6,), "another")
+    assert acts.request == ExitRequest(2, "", (6,), "another")
 
 
 def test_workers_that_fail_by_themselves_are_torchruns():

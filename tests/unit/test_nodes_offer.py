@@ -13,6 +13,7 @@ from rankwatch.monitor.nodes.connection import Connection, Names
 from rankwatch.monitor.nodes.delta import Receiver
 from rankwatch.monitor.nodes.offer import Offer
 from rankwatch.monitor.nodes.values import Shift
+from rankwatch.serve.http import split_target
 
 
 @pytest.fixture
@@ -205,6 +206,35 @@ def test_questions_fit_into_a_request_line():
     assert len(target) < 4000
     assert questions.report(None, 0, {}, "") == "/peer/v1/report?events=0"
     assert questions.report(7, 5, {"stacks": [9, 8, 12], "ping": []}, "") == "/peer/v1/report?events=5&base=7&stacks=8-9,12"
+    order = questions.Order("k" * 64, tuple(scattered), "\u20ac#&=% " * 500)
+    assert len(questions.report(1 << 61, 1 << 61, wants, "http://" + "x" * 500, order)) < 4000
+
+
+@pytest.mark.parametrize("why", ["rank 2 calls barrier; it is 100 % = #11 & more", "\u20ac \n", ""])
+def test_an_order_comes_out_as_it_went_in(why):
+    target = questions.report(7, 5, {"stacks": [9]}, "", questions.Order("a1b2", (2, 3), why))
+    assert "stacks" not in target  # what is seen of the ranks is on disk already
+    found = questions.order(split_target(target)[1])
+    assert found == questions.Order("a1b2", (2, 3), why.replace("\n", ""))
+
+
+def test_no_order_is_none_and_one_that_cannot_be_read_is_an_error():
+    assert questions.order({"events": "0", "why": "no key"}) is None
+    with pytest.raises(ValueError, match="is no rank"):
+        questions.order({"end": "key", "culprits": "all"})
+
+
+def test_an_order_is_noted_only_where_its_key_is_the_judges(launcher):
+    launcher.put()
+    ordered = questions.report(None, 0, {}, "", questions.Order("right", (8,), "it cannot heal")).removeprefix(questions.ROOT)
+    assert get(launcher, ordered)[0] == 200
+    assert launcher.offer.take_order() is None  # no judge is known
+    launcher.offer.is_judges = lambda key: key == "right"
+    assert get(launcher, ordered, "another")[0] == 401
+    assert launcher.offer.take_order() is None
+    assert get(launcher, ordered)[0] == 200
+    assert launcher.offer.take_order() == questions.Order("right", (8,), "it cannot heal")
+    assert launcher.offer.take_order() is None
 
 
 def test_an_open_path_shows_nothing():

@@ -14,7 +14,7 @@ import pytest
 from launchers import LONG_S, SECRET, Launcher, Stranger, raw, says, silence, trickle
 
 from rankwatch.model import NodeReport, Process, Want
-from rankwatch.monitor.nodes import pull, schedule
+from rankwatch.monitor.nodes import pull, questions, schedule
 from rankwatch.monitor.nodes.connection import Names
 from rankwatch.monitor.nodes.pull import Puller
 from rankwatch.monitor.nodes.pulled import Pulled
@@ -297,6 +297,38 @@ def test_a_node_that_does_not_answer_any_more_is_unknown_after_ten_seconds(start
     assert (gone.ranks, gone.silent_ranks) == ((), (8, 9))
     assert gone.report_age_s > schedule.STALE_S
     assert gone.problem == f"127.0.0.1:{node.peer.port}: connection refused"
+
+
+def test_a_node_that_is_asked_in_vain_says_since_when_long_before_it_is_silent(start):
+    launcher = start()
+    launcher.put()
+    node = pulled(launcher.peer())
+    once(node)
+    assert (node.report(time.monotonic()).failing_since, node.report(time.monotonic()).problem) == (None, "")
+    launcher.stop()
+    before = time.monotonic()
+    once(node)
+    once(node)
+    report = node.report(time.monotonic())
+    assert before <= report.failing_since <= time.monotonic()
+    assert (len(report.ranks), report.problem) == (2, f"127.0.0.1:{node.peer.port}: connection refused")
+    launcher.start()
+    node.peer = launcher.peer()
+    once(node)
+    assert (node.report(time.monotonic()).failing_since, node.report(time.monotonic()).problem) == (None, "")
+
+
+def test_an_order_reaches_every_node_with_the_next_pull(start, slow_rounds):
+    launchers = [start(group_rank=rank, ranks=(8 * rank,)) for rank in (1, 2)]
+    for launcher in launchers:
+        launcher.put()
+        launcher.offer.is_judges = lambda key: key == "key"
+    puller = slow_rounds(*(launcher.peer() for launcher in launchers)).puller
+    puller.pull_now(LONG_S)
+    assert [launcher.offer.take_order() for launcher in launchers] == [None, None]
+    puller.order(questions.Order("key", (8,), "it cannot heal"))
+    puller.pull_now(LONG_S)
+    assert [launcher.offer.take_order().why for launcher in launchers] == ["it cannot heal"] * 2
 
 
 def test_a_node_whose_loop_stands_still_is_silent(start):

@@ -5,8 +5,12 @@ import threading
 import time
 
 import pytest
+from launchers import Launcher
 
-from rankwatch.model import JobSnapshot, NodeReport
+from rankwatch.model import JobSnapshot, NodeReport, Process, RankState, Stack
+from rankwatch.monitor.nodes import questions
+from rankwatch.monitor.nodes.connection import Connection, Names
+from rankwatch.monitor.nodes.nudging import Stops
 from rankwatch.monitor.nodes.peer import Peer
 from rankwatch.monitor.nodes.together import Together
 from rankwatch.monitor.workers import Worker, Workers
@@ -22,6 +26,7 @@ class Store:
     def __init__(self, judge=None):
         self.found = judge
         self.others = ()
+        self.key, self.looks, self.drawn = "key", 0, "secret"
         self.published = threading.Event()
 
     def start(self):
@@ -31,7 +36,7 @@ class Store:
         pass
 
     def secret(self, wait_s=0):
-        return "secret"
+        return self.drawn
 
     def judge(self):
         return self.found
@@ -40,7 +45,13 @@ class Store:
         return self.others
 
     def refused(self):
-        pass
+        self.looks += 1
+
+    def order_key(self):
+        return self.key
+
+    def is_judges(self, order_key):
+        return order_key == self.key
 
     def publish(self, port, nonce, ranks, run_name=""):
         self.published.set()
@@ -90,6 +101,24 @@ def test_a_judge_that_cannot_be_reached_is_gone_unless_it_has_asked_since(asked_
         member.stop()
 
 
+def test_a_judge_that_could_not_be_reached_is_hardly_waited_for_again():
+    member = together(1, Peer(0, "node0", ("127.0.0.1",), closed_port(), "n", "0.1.0"))
+    member.start(lambda ranks: {})
+    waits = []
+    try:
+        assert member._directory.published.wait(20)
+        member._offer.asked_at = time.monotonic()
+        member._offer.nudge = lambda judge, secret, group_rank, wait_s: waits.append(wait_s) or "timed out"
+        for _ in range(2):
+            member.hand_over(60.0)
+        member._offer.nudge = lambda judge, secret, group_rank, wait_s: waits.append(wait_s) or ""
+        member._offer.put(NodeReport("node1", (), 1), ())
+        member.hand_over(60.0)
+    finally:
+        member.stop()
+    assert waits == [60.0, 0.2, 0.2]
+
+
 def test_a_member_merges_nothing():
     snapshot = JobSnapshot(10.0, 1010.0, 2, 0, (NodeReport("node1", (), 1),))
     assert together(1).merge(snapshot) is snapshot
@@ -107,3 +136,128 @@ def test_a_judge_that_has_found_nobody_looks_at_its_own_ranks_at_its_own_pace():
         assert time.monotonic() < end
         time.sleep(0.01)
     first.stop()
+
+
+def status(member, secret, target="/peer/v1/hello"):
+    """What a started member answers to somebody who has this secret."""
+    assert member._directory.published.wait(20)
+    names = Names(threads=1)
+    connection = Connection(("127.0.0.1",), member._serving.server.port, secret, names)
+    try:
+        return connection.get(target, time.monotonic() + 10).status
+    finally:
+        connection.close()
+        names.close()
+
+
+def test_once_another_secret_is_known_the_one_before_is_refused():
+    """Also when the launcher keeps its port, as --peer-address says."""
+    member = together(1)
+    member._directory.port = closed_port()
+    member.start(lambda ranks: {})
+    try:
+        assert status(member, "secret") == 200
+        member._directory.published.clear()
+        member._directory.drawn = "the secret of the next attempt"
+        member._directory.on_change()
+        assert status(member, "secret") == 401
+        assert status(member, "the secret of the next attempt") == 200
+    finally:
+        member.stop()
+
+
+def test_whoever_is_refused_makes_a_launcher_look_for_the_newest_secret():
+    """A judge with a new secret has come before the member knew it; a stranger who knocks again and again is no reason to look all the time."""
+    member = together(1)
+    member.start(lambda ranks: {})
+    try:
+        assert status(member, "secret") == 200
+        assert member._directory.looks == 0
+        for _ in range(5):
+            assert status(member, "newer") == 401
+        assert member._directory.looks == 1
+    finally:
+        member.stop()
+
+
+def test_a_member_that_the_judge_refuses_looks_for_the_newest_secret():
+    judge = Launcher(0, secret="newer")
+    member = together(1, judge.peer())
+    member.start(lambda ranks: {})
+    try:
+        assert member._directory.published.wait(20)
+        member._offer.asked_at = time.monotonic()
+        member.hand_over(60.0)
+        assert member._directory.looks == 1
+    finally:
+        member.stop()
+        judge.stop()
+
+
+def test_an_order_is_taken_once_and_only_with_the_judges_own_key():
+    """All launchers know the secret."""
+    woken = threading.Event()
+    member = together(1)
+    member._wake = woken.set
+    member.start(lambda ranks: {})
+    try:
+        member._offer.put(NodeReport("node1", (), 1), ())
+        assert status(member, "secret") == 200
+        member._directory.key = "the-judges-own"
+        status(member, "secret", questions.report(None, 0, {}, "", questions.Order("another-members", (2,), "for fun")))
+        assert member.take_order() is None
+        assert not woken.is_set()
+        status(member, "secret", questions.report(None, 0, {}, "", questions.Order("the-judges-own", (2,), "rank 2 calls barrier")))
+        assert woken.is_set()
+        order = member.take_order()
+        assert (order.culprit_ranks, order.why) == ((2,), "rank 2 calls barrier")
+        assert member.take_order() is None
+        assert not member.judge_is_gone(1e9)  # it has ended the job, and says so
+    finally:
+        member.stop()
+
+
+def test_the_judge_gives_its_order_to_all_and_a_launcher_that_judges_takes_none():
+    other = Launcher(1)
+    other.put()
+    other.offer.is_judges = lambda key: key == "key"
+    first = together(0)
+    first._directory.drawn, first._directory.others = other.secret, (other.peer(),)
+    first.start(lambda ranks: {})
+    try:
+        assert first._directory.published.wait(20)
+        until = time.monotonic() + 20
+        while first._puller is None or not any(state.pulls for state in first._puller.states()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        first.order_end((3,), "rank 3 is stopped")
+        while (order := other.offer.take_order()) is None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert (order.culprit_ranks, order.why) == ((3,), "rank 3 is stopped")
+        assert first.take_order() is None
+    finally:
+        first.stop()
+        other.stop()
+
+
+def stopped(rank, stack=None):
+    return RankState(rank, 0, process=Process(100 + rank, True, "T"), stack=stack)
+
+
+def test_a_judge_is_told_at_once_of_a_stopped_rank_and_again_when_its_stack_is_there():
+    stops = Stops()
+    well = NodeReport("node1", (RankState(2, 0, process=Process(102, True, "S")), RankState(3, 1, process=Process(103, True, "R"))), 1)
+    assert not any(stops.due(well, float(now)) for now in range(10))
+    assert stops.due(NodeReport("node1", (stopped(2),), 1), 10.0)
+    assert not stops.due(NodeReport("node1", (stopped(2),), 1), 11.0)
+    assert stops.due(NodeReport("node1", (stopped(2, Stack(102, 11.5)),), 1), 12.0)
+    assert not stops.due(NodeReport("node1", (stopped(2, Stack(102, 13.5)),), 1), 14.0)
+
+
+def test_ranks_that_stop_and_go_on_all_the_time_are_told_twice_a_second_at_most():
+    stops, told = Stops(), 0
+    for tenth in range(100):
+        ranks = (stopped(2),) if tenth % 2 else ()
+        told += stops.due(NodeReport("node1", ranks, 1), tenth / 10)
+    assert told <= 20

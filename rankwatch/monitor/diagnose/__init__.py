@@ -52,6 +52,7 @@ ends
   blame          who is named for ranks that ended badly, and in which words
   victims        ranks that lost a peer, or timed out themselves
   aborts         a rank that gloo has aborted
+  lost_nodes     a node that died as a whole, and whose peers died of it
   leavers        a rank that has left its process group and lives on
   joins          init_process_group that does not come about though nobody is missing
   unjoined       ranks whose own init_process_group raised something about connections

@@ -12,7 +12,7 @@ import signal
 from dataclasses import replace
 
 from rankwatch.model import Confidence, JobSnapshot, RankState, Verdict
-from rankwatch.monitor.diagnose import aborts, blame, causes, ends, leavers, repeats, unjoined, words
+from rankwatch.monitor.diagnose import aborts, blame, causes, ends, leavers, lost_nodes, repeats, unjoined, words
 from rankwatch.monitor.diagnose import victims as followed
 from rankwatch.monitor.diagnose.blame import Judged
 from rankwatch.monitor.diagnose.ends import signal_name
@@ -181,6 +181,8 @@ def _of_victims(
         return _of_leaver(leaver, snapshot, ranks, victims, bad, key)
     if failed_joins and (judged := unjoined.judge(state, snapshot, ranks, failed_joins, bad, key)) is not None:
         return judged
+    if (lost := lost_nodes.judge(state, snapshot, ranks, victims, bad, key)) is not None:
+        return lost
     return _alone(snapshot, ranks, victims, state, bad, start, key)
 
 

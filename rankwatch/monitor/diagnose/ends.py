@@ -41,8 +41,9 @@ _UNSAID = Crash("an exception", "")
 _PYTHON_REFUSED = 2  # what Python ends with where it finds no script, and argparse with where it refuses the arguments
 FATAL = "Fatal Python error"  # type of what faulthandler writes when a signal ends the process
 STALE_ADVICE = (
-    "torchrun keeps its store over restarts, and the ranks find the addresses of the attempt before in it: start torchrun with "
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, then every attempt gets a store of its own (rank 0 hosts it).",
+    "torchrun keeps its store over restarts, and the ranks find the addresses of the attempt before in it: start torchrun with --rdzv-backend c10d (one node: "
+    "--standalone) and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, then every attempt gets a store of its own (rank 0 hosts it). The static rendezvous "
+    "(--master-addr, --node-rank) shares its store whatever is set: with it use --max-restarts 0 and have the scheduler start the job anew.",
     "End this attempt: it waits for processes that are gone. torchrun's next restart, or a new job, may get through.",
 )
 _OWN_MEMORY_ADVICE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwatch.model import Want
+from rankwatch.model import RankState, Want
 from rankwatch.monitor.diagnose import messages
 from rankwatch.monitor.diagnose.graph import Hang
 from rankwatch.monitor.diagnose.progress import last_beat
@@ -58,6 +58,9 @@ def wants(cases: Sequence[Case], waits: Sequence[Wait], scene: Scene, asked: Ask
         silent = [rank for rank in suspects if (beat := last_beat(scene.ranks[rank])) is not None and scene.seen_at(rank) - beat >= 2.0]
         if chosen := asked.due("ping", silent, 2.0, limits.max_recorders):
             found.append(Want("ping", chosen, "no heartbeat"))
+        stopped = [rank for rank in suspects if _stopped(scene.ranks[rank])] if waited >= limits.suspect_s else []
+        if chosen := asked.due("stacks", stopped, limits.restack_s, limits.max_stacks):
+            found.append(Want("stacks", chosen, "stopped: it stays where it is"))
         if waited < limits.stack_s and not hang.cycle and not (waits and any(waits[index].mismatch for index in hang.waits)):
             continue
         verdict = ruling.verdict
@@ -74,6 +77,10 @@ def wants(cases: Sequence[Case], waits: Sequence[Wait], scene: Scene, asked: Ask
             found.append(Want("native_stack", (first,), "culprit of a stuck job"))
             native.add(trouble.key)
     return found, native
+
+
+def _stopped(rank: RankState) -> bool:
+    return rank.process is not None and rank.process.state == "T"
 
 
 def _to_read(view: View, wait: Wait, scene: Scene) -> list[int]:

@@ -27,7 +27,8 @@ class Offer:
     """One attempt of one launcher. nonce: drawn anew for each of them. world_size: of a large job less is told of each rank.
 
     asked_at: when the judge has last pulled. final_taken: it has the final report. judge_url: its status page, as it says itself.
-    on_wants: called in a server's thread when the judge asks for evidence. on_nudge: likewise, on the judge, with the node that has news.
+    on_wants: called in a server's thread when the judge asks for evidence, or gives an order. on_nudge: likewise, on the judge, with the node that has news.
+    is_judges: whether the key of an order proves that it is the judge's; without it none is taken.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Offer:
         self.judge_url = ""
         self.on_wants: Callable[[], None] | None = None
         self.on_nudge: Callable[[int], None] | None = None
+        self.is_judges: Callable[[str], bool] = lambda _key: False
+        self._order: questions.Order | None = None
         self._nonce = nonce
         self._version = version
         self._clock = clock
@@ -74,6 +77,12 @@ class Offer:
             taken, self._wants = self._wants, {}
         return tuple(Want(kind, tuple(sorted(ranks)), "the judge of the job asks for it") for kind, ranks in taken.items())
 
+    def take_order(self) -> questions.Order | None:
+        """The judge's order to end the workers, once."""
+        with self._lock:
+            taken, self._order = self._order, None
+        return taken
+
     def taken(self) -> threading.Event:
         """Set once the judge has what was put last."""
         event = threading.Event()
@@ -106,7 +115,7 @@ class Offer:
     def _report(self, request: Request) -> Response:
         try:
             base, events_after = questions.number(request.query, "base"), questions.number(request.query, "events") or 0
-            wants = questions.wants(request.query, self._local)
+            wants, order = questions.wants(request.query, self._local), questions.order(request.query)
         except ValueError as error:
             return _refusal(400, str(error))
         self.asked_at = self._clock()
@@ -115,7 +124,12 @@ class Offer:
             puts = self._puts  # before the answer: it holds this one or a later one
             for kind, ranks in wants.items():
                 self._wants.setdefault(kind, set()).update(ranks)
-        if wants and self.on_wants is not None:
+        if order is not None and self.is_judges(order.key):
+            with self._lock:
+                self._order = order
+        else:
+            order = None
+        if (wants or order) and self.on_wants is not None:
             self.on_wants()
         if not puts:
             return _refusal(503, "no report yet")

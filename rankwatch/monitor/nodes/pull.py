@@ -75,6 +75,7 @@ class Puller:
         self._passed_on: dict[Pulled, dict[_Wanted, float]] = {}  # -> when
         self._events: deque[dict[str, Any]] = deque()
         self._told_versions: set[tuple[str, int]] = set()
+        self._order: questions.Order | None = None
         self._refused_at = -1e9
         self._last_error = ""
         self._threads = 0
@@ -149,6 +150,11 @@ class Puller:
             if fresh:
                 self._turns.ask(fresh, now)
                 self._staff()
+
+    def order(self, order: questions.Order) -> None:
+        """Every pull from now on carries this order; `pull_now` gives it at once."""
+        with self._lock:
+            self._order = order
 
     def hurry(self, suspected: bool) -> None:
         """Whether something is suspected: rounds come faster then."""
@@ -289,6 +295,7 @@ class Puller:
                 if node is None:
                     return
                 self._busy.add(node)
+                node.order = self._order
                 wanted, confirm = self._take_wants(node), node in self._confirm
                 self._confirm.discard(node)
             began_s = time.thread_time()

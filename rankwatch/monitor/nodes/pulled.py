@@ -40,12 +40,13 @@ class Newest:
 class Pulled:
     """`pull` runs in one thread at a time and raises nothing. What it leaves in the public fields any thread may read.
 
-    peer, calls_kept: may be replaced at any time; the peer by one with the same nonce. calls_kept: see receiver.py, it only shrinks.
+    peer, calls_kept, order: may be replaced at any time; the peer by one with the same nonce. calls_kept: see receiver.py, it only shrinks.
     """
 
     def __init__(self, peer: Peer, token: str, resolve: Resolve, clock: Callable[[], float], wall: Callable[[], float], calls_kept: int = KEEP) -> None:
         self.peer = peer
         self.calls_kept = calls_kept
+        self.order: questions.Order | None = None  # goes with every pull
         self.since = clock()
         self.newest: Newest | None = None
         self.shown: Newest | None = None  # as of the last round that is over: the puller's
@@ -53,6 +54,7 @@ class Pulled:
         self.refused = False  # it knows another secret, or another launcher answers in its place: until somebody has taken note
         self.other_schema: int | None = None
         self.failures_in_a_row = 0
+        self.failing_since: float | None = None
         self._pulls = self._failures = self._bytes = self._put = 0
         self._clock = clock
         self._wall = wall
@@ -91,10 +93,12 @@ class Pulled:
         if shown is not None and shown.ended:
             return shown.report  # as true as on the first day
         gone = age_s > schedule.STALE_S
+        failing_since = self.failing_since
+        problem = self.problem if failing_since is not None or gone else ""
         if shown is not None and not gone:
-            return replace(shown.report, report_age_s=age_s)
+            return replace(shown.report, report_age_s=age_s, problem=problem, failing_since=failing_since)
         silent = self.ranks if gone else ()  # before that it is only new
-        return NodeReport(self.peer.node, (), self.peer.group_rank, age_s, silent_ranks=silent, problem=self.problem if gone else "")
+        return NodeReport(self.peer.node, (), self.peer.group_rank, age_s, silent_ranks=silent, problem=problem if gone else "", failing_since=failing_since)
 
     def state(self, now: float) -> NodeState:
         """How pulling it goes."""
@@ -135,7 +139,7 @@ class Pulled:
             return self._failed(str(error), was_final)
         except Exception as error:  # bytes from another machine: a surprise in them must not end the thread
             return self._failed(f"its answer cannot be read: {type(error).__name__}: {error}", was_final)
-        self.problem, self.failures_in_a_row = "", 0
+        self.problem, self.failures_in_a_row, self.failing_since = "", 0, None
         if confirm or (self.newest is not None and self.newest.final and not was_final):
             self._confirm(deadline)
         return events
@@ -145,6 +149,8 @@ class Pulled:
         self.failures_in_a_row += 1
         self._failures += not was_final
         self.problem = "" if was_final else problem[:MAX_TEXT]
+        if not was_final and self.failing_since is None:
+            self.failing_since = self._clock()
         return []
 
     def _follow(self) -> None:
@@ -165,7 +171,7 @@ class Pulled:
 
     def _pull(self, wants: Mapping[questions.Kind, Iterable[int]], judge_url: str, deadline: float) -> list[dict[str, Any]]:
         for _ in range(2):
-            target = questions.report(self._receiver.base, self._receiver.events_after, wants, judge_url)
+            target = questions.report(self._receiver.base, self._receiver.events_after, wants, judge_url, self.order)
             answer = self._connection.get(target, deadline)
             self._bytes += answer.wire_bytes
             document = self._document(answer)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 from rankwatch.wire.ranks import compress, expand
 
@@ -16,20 +17,49 @@ MAX_RANKS = 64
 """Of one kind in one question; the line of a request is limited."""
 MAX_URL = 512
 MAX_NUMBER = 1 << 62
+MAX_WHY = 900
+"""Bytes of an order's reason as they go over the wire."""
 
 
-def report(base: int | None, events_after: int, wants: Mapping[Kind, Iterable[int]], judge_url: str) -> str:
-    """The target that asks for a report beyond `base`, and for evidence of ranks on the way."""
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The judge's order to end the workers (`--on-stuck exit`). key: proves that it is the judge's. why: one line that names the culprit."""
+
+    key: str
+    culprit_ranks: tuple[int, ...]
+    why: str
+
+
+def report(base: int | None, events_after: int, wants: Mapping[Kind, Iterable[int]], judge_url: str, order: Order | None = None) -> str:
+    """The target that asks for a report beyond `base`, and for evidence of ranks on the way. With an order no evidence is asked for."""
     fields = [f"events={events_after}"]
     if base is not None:
         fields.append(f"base={base}")
     for name, kind in _FIELDS.items():
-        ranks = sorted(wants.get(kind, ()))[:MAX_RANKS]
+        ranks = sorted(wants.get(kind, ()))[:MAX_RANKS] if order is None else []
         if ranks:
             fields.append(f"{name}={compress(ranks)}")
     if judge_url and len(judge_url) <= MAX_URL:
         fields.append(f"judge={quote(judge_url, safe=':/')}")
+    if order is not None:
+        fields += [f"end={order.key}", f"culprits={compress(sorted(order.culprit_ranks)[:MAX_RANKS])}", f"why={_short(order.why)}"]
     return f"{ROOT}report?{'&'.join(fields)}"
+
+
+def _short(text: str) -> str:
+    """Quoted, and cut where that makes it too long."""
+    text = text[:MAX_WHY]
+    while len(quote_plus(text)) > MAX_WHY:
+        text = text[:-16]
+    return quote_plus(text)
+
+
+def order(query: Mapping[str, str]) -> Order | None:
+    """The order in a question, None where there is none. ValueError where its ranks cannot be read."""
+    key = query.get("end", "")
+    if not key:
+        return None
+    return Order(key, expand(query.get("culprits", ""), MAX_RANKS), "".join(filter(str.isprintable, query.get("why", "")))[:MAX_WHY])
 
 
 def number(query: Mapping[str, str], name: str) -> int | None:

@@ -22,7 +22,11 @@ MAX_RANKS = 16
 MAX_RAW_BYTES = 32 << 20
 """Of one answer, before base64."""
 MAX_ANSWER_BYTES = 48 << 20
-MAX_WANTED = 64
+MAX_WANTED = 128
+THREADS = 12
+"""An incident of 64 nodes asks each of them for a rank or two ..."""
+MAX_IN_FLIGHT = 32
+"""... but of so many ranks together, each of a megabyte or more until its answer is parsed."""
 FETCH_S = 5.0
 FRESH_S = 5.0
 KEPT_S = 30.0
@@ -75,9 +79,11 @@ class RemoteRecorders:
         self._token = token
         self._resolve = resolve
         self._clock = clock
-        self._pool = Pool("recorders", 2, backlog=MAX_WANTED)
+        self._pool = Pool("recorders", THREADS, backlog=MAX_WANTED)
         self._lock = threading.Lock()
         self._parsing = threading.Lock()
+        self._room = threading.Condition()
+        self._in_flight = 0  # ranks
         self._kept: dict[int, _Kept] = {}
         self._jobs: dict[int, Job[None]] = {}  # rank -> the fetch that it is part of
 
@@ -123,6 +129,9 @@ class RemoteRecorders:
 
     def _fetch(self, peer: Peer, ranks: list[int]) -> None:
         """In the pool. A node that does not answer has none, which is kept too: nobody asks it again at once."""
+        with self._room:
+            self._room.wait_for(lambda: self._in_flight + len(ranks) <= MAX_IN_FLIGHT)
+            self._in_flight += len(ranks)
         connection = Connection(peer.addresses, peer.port, self._token, self._resolve, self._clock)
         found: Documents = {}
         try:
@@ -134,6 +143,9 @@ class RemoteRecorders:
             pass
         finally:
             connection.close()
+            with self._room:
+                self._in_flight -= len(ranks)
+                self._room.notify_all()
         with self._lock:
             now = self._clock()
             for rank in ranks:

@@ -22,13 +22,17 @@ from rankwatch.monitor.workers import Workers
 if TYPE_CHECKING:  # a job of one node never loads the rest of this package
     from rankwatch.monitor.nodes.peer import Peer
     from rankwatch.monitor.nodes.pull import Puller
+    from rankwatch.monitor.nodes.questions import Order
     from rankwatch.serve.server import Server
 
 SPOKEN_FOR_S = 15.0  # a judge that has asked within this time speaks for the whole job
 FIRST_ASKED_S = 30.0  # so long it may take the judge to find this launcher
 SECRET_WAIT_S = 0.5
+ORDER_WAIT_S = 0.5
+HINT_S = 1.5
 MANY_NODES = 64
 FINAL_WAIT_S = {True: 0.2, False: 1.0}  # after success, after failure: until the judge has fetched the last report
+GONE_WAIT_S = 0.2  # the same for a judge that could not be reached a moment ago
 EVERYWHERE = ("[::]:{port}", "0.0.0.0:{port}")  # a machine without IPv6 has the second only
 
 
@@ -44,6 +48,8 @@ class Directory(Protocol):
     def publish(self, port: int, nonce: str, ranks: tuple[int, ...], run_name: str = "") -> None: ...
     def judge(self) -> Peer | None: ...
     def peers(self) -> tuple[Peer, ...]: ...
+    def order_key(self) -> str: ...
+    def is_judges(self, order_key: str) -> bool: ...
     def refused(self) -> None: ...
     def stop(self) -> None: ...
     @property
@@ -79,6 +85,7 @@ class Together:
     def __init__(
         self, workers: Workers, directory: Directory, run_name: str, say: Callable[[str], None], wake: Callable[[], None], url: Callable[[], str]
     ) -> None:
+        from rankwatch.monitor.nodes.nudging import Stops
         from rankwatch.monitor.nodes.offer import Offer
 
         self.judges = workers.group_rank == 0
@@ -97,6 +104,10 @@ class Together:
         self._ended: set[int] = set()  # group ranks whose planned end the judge has seen in a look before
         self._endings: list[dict[str, Any]] = []  # as events, not taken yet
         self._has_peers = False
+        self._stops = Stops()
+        self._hinting = threading.Lock()
+        self._ordered = False  # the judge ends the job, and says so itself
+        self._missed = False  # the nudge before has not reached it
         self._reached = False  # the judge has answered the newest nudge
         self._news = said.Silences()
         self._local = {worker.rank for worker in workers.workers}
@@ -106,6 +117,7 @@ class Together:
         self._offer.recorders(recorders)
         self._offer.on_wants = self._wake
         self._offer.on_nudge = self._nudged
+        self._offer.is_judges = self._directory.is_judges
         self._directory.on_change = self._changed.set
         threading.Thread(target=self._serve, name="rankwatch-nodes", daemon=True).start()
 
@@ -155,6 +167,15 @@ class Together:
         if self._puller is not None:
             self._puller.pull_now(deadline_s)
 
+    def order_end(self, culprit_ranks: tuple[int, ...], why: str) -> None:
+        """Have every other launcher end its workers, as this one does; at most ORDER_WAIT_S. With --peers nothing proves whose it is: only torchrun does it."""
+        key = self._directory.order_key() if self.judges else ""
+        if self._puller is not None and key:
+            from rankwatch.monitor.nodes.questions import Order
+
+            self._puller.order(Order(key, culprit_ranks, why))
+            self._puller.pull_now(ORDER_WAIT_S)
+
     def take_events(self) -> list[dict[str, Any]]:
         """What other nodes' ranks have finished since the call before."""
         return self._puller.take_events() if self._puller is not None else []
@@ -191,13 +212,22 @@ class Together:
     # -- a member's side -----------------------------------------------------------------------------------------------------
 
     def offer(self, report: NodeReport, events: Sequence[Mapping[str, Any]], ending: str, final: bool) -> None:
-        """What the judge may fetch from now on."""
-        if not self.judges:
-            self._offer.put(report, events, ending, final)
+        """What the judge may fetch from now on; at once where one of the ranks is found stopped."""
+        if self.judges:
+            return
+        self._offer.put(report, events, ending, final)
+        if not final and self._stops.due(report, time.monotonic()) and self._offer.asked_at is not None and self._hinting.acquire(blocking=False):
+            threading.Thread(target=self._hint, name="rankwatch-nudge", daemon=True).start()
 
     def take_wants(self) -> tuple[Want, ...]:
         """What the judge has asked for since the call before."""
         return self._offer.take_wants() if not self.judges else ()
+
+    def take_order(self) -> Order | None:
+        """The judge's order to end this node's workers, once."""
+        order = self._offer.take_order() if not self.judges else None
+        self._ordered = self._ordered or order is not None
+        return order
 
     def spoken_for(self, now: float) -> bool:
         """Whether another launcher judges the whole job, so that this one keeps silent."""
@@ -217,14 +247,15 @@ class Together:
         found, serving = self._directory.judge(), self._serving
         if self.judges or found is None or serving is None or self._offer.asked_at is None:
             return
-        self._reached, taken = False, self._offer.taken()
+        wait_s = min(wait_s, GONE_WAIT_S) if self._missed else wait_s
+        self._reached, self._missed, taken = False, True, self._offer.taken()
         threading.Thread(target=self._nudge, args=(found, serving.secret, wait_s, taken), name="rankwatch-nudge", daemon=True).start()
         taken.wait(wait_s)
 
     def judge_is_gone(self, since: float) -> bool:
         """Whether the judge knows nothing of what has happened after `since`: it has not asked, and the hand-over has not reached it."""
         asked_at = self._offer.asked_at
-        return not self.judges and not self._reached and (asked_at is None or asked_at < since)
+        return not self.judges and not self._reached and not self._ordered and (asked_at is None or asked_at < since)
 
     # -- threads -------------------------------------------------------------------------------------------------------------
 
@@ -234,8 +265,19 @@ class Together:
 
     def _nudge(self, judge: Peer, secret: str, wait_s: float, taken: threading.Event) -> None:
         self._reached = not self._offer.nudge(judge, secret, self._workers.group_rank, wait_s)
+        self._missed = not self._reached
         if not self._reached:
             taken.set()  # nobody will come
+            self._directory.refused()  # the judge may be another one by now, or ask for another secret
+
+    def _hint(self) -> None:
+        """Nobody waits for this one."""
+        try:
+            found, serving = self._directory.judge(), self._serving
+            if found is not None and serving is not None:
+                self._offer.nudge(found, serving.secret, self._workers.group_rank, HINT_S)
+        finally:
+            self._hinting.release()
 
     def _nudged(self, group_rank: int) -> None:
         if self._puller is not None:
@@ -258,12 +300,12 @@ class Together:
             self._say(f"this launcher judges its own ranks only: {type(error).__name__}: {error}; the job is not affected")
 
     def _listen(self, secret: str) -> None:
+        from rankwatch.monitor.nodes.listener import Listener
         from rankwatch.monitor.nodes.pull import Puller
-        from rankwatch.serve.server import Server
 
         self._close()
         for where in EVERYWHERE:
-            server = Server(where.format(port=self._directory.port), self._offer.routes(), secret)
+            server = Listener(where.format(port=self._directory.port), self._offer.routes(), secret, self._directory.refused)
             if server.start():
                 break
         else:

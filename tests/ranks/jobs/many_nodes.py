@@ -1,5 +1,5 @@
-"""A gloo job over several nodes: `many_nodes.py KIND [--rank R] [--timeout S] [--seconds S] [--once FILE]`. Rank R gets into trouble after STEPS steps, if KIND
-is one; with --once only if FILE is not there yet, which it then makes.
+"""A gloo job over several nodes: `many_nodes.py KIND [--rank R] [--timeout S] [--seconds S] [--once FILE] [--restarted]`. Rank R gets into trouble after STEPS
+steps, if KIND is one; with --once only if FILE is not there yet, which it then makes; with --restarted only in later attempts.
 
 Knows nothing of rankwatch. Each rank says once that it trains. It goes on for so many seconds, or until the file in $STOP_FILE is there.
 """
@@ -85,9 +85,11 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--once", default="")
+    parser.add_argument("--restarted", action="store_true")
     args = parser.parse_args()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=args.timeout))
-    if args.kind in FAULTS and not (args.once and os.path.exists(args.once)):
+    too_early = args.restarted and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if args.kind in FAULTS and not too_early and not (args.once and os.path.exists(args.once)):
         warm_up()
         if args.rank == RANK:
             if args.once:
