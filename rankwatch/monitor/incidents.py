@@ -1,8 +1,8 @@
 """The life of incidents: opened once, updated, escalated, closed, re-armed. A pure fold over verdicts.
 
-One verdict key is one open incident. It closes when its key has been away for two looks; the same key later is a new incident. A rank that
-stalls again and again without a page, step after step, opens few incidents all the same: from the fourth stall on the last one opens
-again (`times`), without a line each time.
+One verdict key is one open incident; of very many hangs alike most are told as one, see storms.py. It closes when its key has been away
+for two looks; the same key later is a new incident. A rank that stalls again and again without a page, step after step, opens few incidents
+all the same: from the fourth stall on the last one opens again (`times`), without a line each time.
 History keeps every (verdict, cause, culprits) in order, so an escalation never loses what was said before. On closing, `verdict`
 becomes `recovered` with the cost in rank-seconds; what it was before stands in the history. What is seen while a job is torn down, or just
 before anybody says that it is, replaces no graver word: the incident ends as it was.
@@ -17,6 +17,7 @@ from rankwatch.model import PAGING, Change, CompileActivity, Incident, IncidentC
 from rankwatch.monitor.diagnose import words
 from rankwatch.monitor.diagnose.stacks import group_stacks
 from rankwatch.monitor.policy import Limits
+from rankwatch.monitor.storms import Storm, gather, rule
 from rankwatch.wire.ranks import compress
 
 TYPE_CHECKING = False
@@ -30,7 +31,7 @@ REARM = 3  # so many stalls of the same ranks and cause are incidents of their o
 REST_S = 60.0  # ... unless the ranks rested for this long, and RESTS times as long as the stalls are apart ...
 RESTS = 3.0
 RARE_S = 3600.0  # ... or come this rarely
-MAX_PEERS = 64  # waiting ranks whose host and pid are kept
+MAX_PEERS = 64  # waiting ranks whose host and pid are kept; culprits of whom every change is
 _VAGUE = frozenset({"not_entered", "unknown"})
 _CLOSE_AFTER = 2  # looks without the verdict
 TORN_DOWN_S = 10.0  # so long before an end is known it may have begun: a rank that dies or is let go looks less stuck than it was
@@ -63,6 +64,8 @@ class Book:
     lives: Mapping[str, _Life] = field(default_factory=dict)
     forgotten: Mapping[VerdictName, int] = field(default_factory=dict)  # closed ones that are kept no more, by gravest verdict
     forgotten_lost_rank_s: float = 0.0
+    storms: tuple[Storm, ...] = ()
+    told: tuple[Verdict, ...] = ()  # the newest verdicts as incidents tell them: those of a storm as one
 
     def with_evidence(self, incident_id: str, stacks: Mapping[int, Stack] | None = None, recorder_files: Iterable[str] = ()) -> Book:
         """The book with stacks and recorder files added to one incident, open or closed; unchanged when the id is unknown."""
@@ -86,7 +89,8 @@ def fold(book: Book, verdicts: Iterable[Verdict], snapshot: JobSnapshot, now: fl
     who is blamed now has to be said (`renamed`); ages and countdowns are brought up to date silently.
     """
     ranks = snapshot.ranks()
-    current = {verdict.key: verdict for verdict in verdicts}
+    storms, told = gather(book.storms, verdicts, {incident.verdict.key for incident in book.open})
+    current = {verdict.key: verdict for verdict in told}
     lost_now = 0.0 if snapshot.gap_s > limits.max_gap_s else 1.0  # nobody knows what the ranks did while we did not look
     changes: list[IncidentChange] = []
     kept: list[Incident] = []
@@ -144,7 +148,7 @@ def fold(book: Book, verdicts: Iterable[Verdict], snapshot: JobSnapshot, now: fl
         closed.append(done)
         changes.append(IncidentChange("closed", done, quiet=life.quiet))
     closed, forgotten = _bounded(closed)
-    book = Book(tuple(kept), tuple(closed), opened, lives, dict(book.forgotten), book.forgotten_lost_rank_s)
+    book = Book(tuple(kept), tuple(closed), opened, lives, dict(book.forgotten), book.forgotten_lost_rank_s, storms, told)
     return _remember(book, forgotten), tuple(changes)
 
 
@@ -222,7 +226,7 @@ def _alike(verdict: Verdict, incident: Incident) -> bool:
 
 def _rule(verdict: Verdict) -> str:
     """`a0-hang-` of `a0-hang-12`."""
-    return verdict.key.rstrip("0123456789")
+    return rule(verdict.key)
 
 
 def _heir(incident: Incident, others: Iterable[Incident]) -> Incident | None:
@@ -290,7 +294,7 @@ def _resume(incident: Incident, verdict: Verdict, snapshot: JobSnapshot, now: fl
 def _update(incident: Incident, verdict: Verdict, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> Incident:
     history = incident.history
     last = history[-1] if history else None
-    if last is None or (last.verdict, last.cause, last.culprit_ranks) != (verdict.verdict, verdict.cause, verdict.culprit_ranks):
+    if last is None or (last.verdict, last.cause) != (verdict.verdict, verdict.cause) or _others(last.culprit_ranks, verdict.culprit_ranks):
         history = _with_change(history, verdict, snapshot)
     told = [rank for rank in (*verdict.culprit_ranks, *verdict.waiting_ranks[:MAX_PEERS]) if rank in ranks]
     samples = {rank: stack for rank in told if (stack := ranks[rank].stack) is not None and stack.at >= verdict.since}
@@ -313,6 +317,11 @@ def _update(incident: Incident, verdict: Verdict, snapshot: JobSnapshot, ranks: 
         updated_wall_at=max(snapshot.wall_at, incident.updated_wall_at), history=history, stacks=stacks, stack_groups=groups,
         compiling=compiling, hosts={**incident.hosts, **nodes}, pids={**incident.pids, **pids}, final=incident.final or snapshot.final,
     )  # fmt: skip
+
+
+def _others(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    """Whether others are blamed now. Of very many the coming and going of some is not kept: 200 changes of 2,000 ranks would be megabytes."""
+    return before != now and min(len(before), len(now)) <= MAX_PEERS
 
 
 def _close(incident: Incident, life: _Life, heir: Incident | None, snapshot: JobSnapshot, now: float) -> Incident:

@@ -292,5 +292,5 @@ def _int(value: object) -> int:
     """Numbers as torch writes them: the recorder's JSON has some as strings."""
     try:
         return int(value)  # type: ignore[call-overload,no-any-return]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0

@@ -177,10 +177,10 @@ def _missing(wait: Wait, members: Sequence[int], gpus: Mapping[int, Gpu], scene:
     at = wait.view.at_frontier() if wait.view is not None else {}
     known = any((entry := at.get(rank)) is not None and entry.started is not None for rank in members)
     if not known and not wait.behind:
-        found.append("which device has started it (TORCH_NCCL_ENABLE_TIMING is off)")
+        found.append("which device has started it (--nccl-timing on would tell: TORCH_NCCL_ENABLE_TIMING is off)")
     blind = {rank for rank in members if rank not in gpus}
     if blind:
-        notes = dict.fromkeys(node.gpu_note for node in scene.snapshot.nodes if node.gpu_note and any(state.rank in blind for state in node.ranks))
+        notes = dict.fromkeys(note for _, note in sorted({scene.gpu_notes[rank] for rank in blind if rank in scene.gpu_notes}))
         found.append(f"state of the GPUs of {words.ranks_text(blind)}" + (f" (gpu probe: {'; '.join(notes)})" if notes else ""))
     ras = scene.snapshot.ras
     if ras is None or ras.state not in ("ok", "problems"):

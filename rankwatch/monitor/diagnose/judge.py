@@ -105,7 +105,8 @@ def _running(
     if silence.refuted(troubles_found, found):
         troubles_found, in_cycles = _resolve(found, ranks, state)
     lags = {node.node: node.report_age_s for node in snapshot.nodes}
-    scene = Scene(state, snapshot, ranks, limits, lags, words.unknown(ranks, snapshot))
+    notes = {rank.rank: (place, node.gpu_note) for place, node in enumerate(snapshot.nodes) if node.gpu_note for rank in node.ranks}
+    scene = Scene(state, snapshot, ranks, limits, lags, words.unknown(ranks, snapshot), notes)
     state = replace(state, startups={**sights, **all_in}, watches=_watches(troubles_found, in_cycles, found, scene))
     scene = replace(scene, state=state)
     state, cases = _rule(state, troubles_found, found, scene)
@@ -257,7 +258,9 @@ def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: 
         if old is None:
             minted += 1
             old = Trouble(f"a{scene.snapshot.attempt}-hang-{minted}", keys, frozenset(), ruling.since, now)
-        verdict = repeats.told(replace(ruling.verdict, key=old.key), state) if ruling.verdict is not None else None
+        verdict = ruling.verdict
+        if verdict is not None:
+            verdict = repeats.told(verdict if verdict.key == old.key else replace(verdict, key=old.key), state)
         trouble = replace(
             old, waits=keys, culprits=frozenset(ruling.culprits), since=ruling.since, seen=now, agree=ruling.agree, finding=ruling.mark,
             witness=ruling.witness, deadline=ruling.deadline, verdict=verdict,

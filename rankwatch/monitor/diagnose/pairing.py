@@ -61,7 +61,8 @@ def look(
         if len(view.members) < 2 or view.stale:
             continue
         key = (*view.key, view.group.generation)
-        lead = _lead(view, scene.state.leads.get(key)) if not view.mixed else None
+        earlier = scene.state.leads.get(key)
+        lead = _lead(view, earlier) if not view.mixed else None
         if lead is not None:
             leads[key] = lead
         if key in proven:
@@ -84,7 +85,8 @@ def look(
                         wanted.append(Want("recorder", chosen, "which side most are on"))
         if before.lines or before.hung or before.split_at is not None:
             paired[key] = before
-        if lead is not None and lead.apart >= scene.limits.lead_polls and key not in proven:
+        moving = lead is not None and earlier is not None and lead.lowest > earlier.lowest  # else it is a hang, which has its own rules
+        if lead is not None and moving and lead.apart >= scene.limits.lead_polls and key not in proven:
             every = min(_AGAIN_S, scene.limits.rerecord_s * max(1, lead.apart // (_READINGS * scene.limits.lead_polls)))
             read = all(rank in lines and lines[rank].last > lead.began for rank in view.members)
             if read and lead.polls < scene.limits.lead_polls:

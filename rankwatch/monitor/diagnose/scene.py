@@ -43,6 +43,7 @@ class Scene:
     limits: Limits
     lags: Mapping[str, float] = field(default_factory=dict)  # node -> age of its report, seconds
     unknown: tuple[int, ...] = ()  # ranks that nobody reports
+    gpu_notes: Mapping[int, tuple[int, str]] = field(default_factory=dict)  # rank -> place of its node, and why nothing is known of its GPU
 
     @property
     def now(self) -> float:
