@@ -129,7 +129,6 @@ def same_ranks(pair: Pair) -> None:
             "RANKWATCH_SLOT_DIR",
             "PYTHONPATH",
             "TORCH_FR_BUFFER_SIZE",
-            "TORCH_NCCL_ENABLE_TIMING",
         }
         assert mine == theirs
 

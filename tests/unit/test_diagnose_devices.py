@@ -17,7 +17,7 @@ def test_without_evidence_nobody_is_named_and_what_is_missing_is_listed():
     assert "device or network, rank unknown" in verdict.summary
     assert verdict.evidence == (DIVERGENCE,)
     assert verdict.missing_evidence == (
-        "which device has started it (TORCH_NCCL_ENABLE_TIMING is off)",
+        "which device has started it (--nccl-timing on would tell: TORCH_NCCL_ENABLE_TIMING is off)",
         "state of the GPUs of ranks 0-2 (gpu probe: absent (pip install 'rankwatch[gpu]'))",
         "NCCL's RAS as a second opinion (nobody listens at localhost:28028)",
     )
@@ -31,7 +31,7 @@ def test_all_gpus_busy_tell_none_from_the_others():
         "NCCL's RAS of 3 processes sees nothing wrong: it counts launches on the host and does not see whether a kernel runs",
         "the GPUs of ranks 0-2 are all busy, as one that waits in NCCL is: that tells none from the others",
     )
-    assert verdict.missing_evidence == ("which device has started it (TORCH_NCCL_ENABLE_TIMING is off)",)
+    assert verdict.missing_evidence == ("which device has started it (--nccl-timing on would tell: TORCH_NCCL_ENABLE_TIMING is off)",)
 
 
 def test_timing_names_the_rank_whose_device_has_not_started():

@@ -25,7 +25,6 @@ def test_a_plain_environment_gets_all_that_the_agent_needs():
             "RANKWATCH_SLOT_DIR": "/dev/shm/s/a3",
             "PYTHONPATH": SITE,
             "TORCH_FR_BUFFER_SIZE": "2000",
-            "TORCH_NCCL_ENABLE_TIMING": "1",
         }
     )
 
