@@ -172,6 +172,8 @@ def _node(status: Status, own: tuple[NodeReport, ...], last_render_s: float) -> 
     yield "rankwatch_monitor_cpu_seconds_total", (), health.cpu_s
     yield "rankwatch_monitor_errors_total", (), health.errors
     yield "rankwatch_writes_dropped_total", (), health.writes_dropped
+    for told, count in sorted(health.notifications.items()):
+        yield "rankwatch_notifications_total", told, count
     for result in dict.fromkeys(("ok", "failed", "timeout", *sorted(health.stack_dumps))):
         yield "rankwatch_stack_dumps_total", (result,), health.stack_dumps.get(result, 0)
     yield "rankwatch_stack_dump_duration_seconds", (), health.last_stack_dump_s

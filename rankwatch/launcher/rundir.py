@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankwatch.config import RUNS
@@ -18,7 +19,7 @@ LATEST = "latest"
 EARLIER = "earlier"
 _CONTRACT = ("run.json", "events.jsonl", "incidents", "nodes")
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,120}\Z")
-_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_DEFAULT_NAME = re.compile(r"\d{8}T\d{6}Z-([0-9A-Za-z._-]{1,64})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,10 @@ class RunDir:
     notes: tuple[str, ...] = ()
 
 
-def job_id(environ: Mapping[str, str], rendezvous_id: str) -> str:
-    """Name of the job: SLURM_JOB_ID, else the rendezvous id unless torchrun made it up ("none", a uuid: its first part), else random."""
-    slurm = environ.get("SLURM_JOB_ID", "")
-    rendezvous = "" if rendezvous_id == "none" else _UUID.sub(r"\1", rendezvous_id)
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", slurm or rendezvous)[:64].strip("._") or secrets.token_hex(4)
+def job_in(name: str) -> str:
+    """The job that the name of a default run directory holds, <utc>-<job>; "" for any other name."""
+    found = _DEFAULT_NAME.match(name)
+    return found[1] if found else ""
 
 
 def make(
@@ -47,7 +47,8 @@ def make(
 ) -> RunDir:
     """The run's directory. given None: ./rankwatch-runs/<utc>-<job>, with `latest` pointing to it.
 
-    A place that cannot be written or does not answer within deadline_s gives way to a new folder in the temp dir, and a note says so.
+    A place that cannot be written or does not answer within deadline_s gives way to a new folder in the temp dir, and a note says so; so does one in a
+    folder that all users write, such as /tmp, where another user has put a link or a folder in the way.
     A given directory that holds an earlier run is used as it is; the earlier run.json and events.jsonl are kept in earlier/.
     One that lies in a folder rankwatch-runs becomes its `latest` as well.
     first_node: this launcher writes run.json; the others neither move `latest` nor mistake the first one's files for an earlier run's.
@@ -73,13 +74,14 @@ def make(
 def _make(wanted: str, ours: bool, mode: int, first_node: bool) -> tuple[str, tuple[str, ...]]:
     path = os.path.abspath(wanted)
     notes: tuple[str, ...] = ()
+    _refuse_foreign(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     if ours:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _refuse_foreign(os.path.dirname(path))  # as it is now: whoever was faster than we has it
         path = _make_new(path, mode)
     elif os.path.isdir(path):
         notes = _keep_earlier(path) if first_node else ()
     else:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             os.mkdir(path, mode)
         except FileExistsError:  # another node of this job was faster, or a file is in the way
@@ -87,10 +89,30 @@ def _make(wanted: str, ours: bool, mode: int, first_node: bool) -> tuple[str, tu
                 raise
         else:
             os.chmod(path, mode)  # mkdir is subject to the umask
+    _refuse_foreign(path)
     _check_writable(path)
     if first_node and (ours or os.path.basename(os.path.dirname(path)) == RUNS):
         _point_latest(path)
     return path, notes
+
+
+def _refuse_foreign(path: str) -> None:
+    """PermissionError where a part of the path lies in a folder that everybody writes and belongs to another user than us and root.
+
+    That user could lead our files elsewhere: with a link, or by renaming what we make below. What is ours in such a folder stays ours: it is sticky.
+    Both the path as given and the one behind its links are looked at. What does not exist yet is no reason.
+    """
+    for name in dict.fromkeys((path, os.path.realpath(path))):
+        parts = name.split(os.sep)
+        for n in range(2, len(parts) + 1):
+            folder, part = os.sep.join(parts[: n - 1]) or os.sep, os.sep.join(parts[:n])
+            try:
+                around, owner = os.stat(folder), os.lstat(part).st_uid
+            except (FileNotFoundError, NotADirectoryError):
+                break
+            shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
+            if shared and owner not in (os.geteuid(), 0):
+                raise PermissionError(0, f"{part} belongs to another user (uid {owner}) in a folder that everybody writes")
 
 
 def _make_new(path: str, mode: int) -> str:

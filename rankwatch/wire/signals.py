@@ -6,7 +6,7 @@ level: the smallest level that still exports it: low | default | full. Budget: a
 scope: R one series a rank of the node (times its other labels), N one a node, J one a job, from the judging launcher only.
 labels: beyond `job_id`, which every series carries. Never a step, shape, guard text or stack.
 source: where the value comes from, as attribute paths of rankwatch.model; `exporter` where it counts over the launcher's life.
-stability: stable names change only with a major version; trial ones may.
+stability: stable names change only with a major version; experimental ones may.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ SIGNALS: tuple[Signal, ...] = (
         "R",
         "Time of finished NCCL collectives on the rank's GPU, as far as it was read, waits for other ranks included: the rank with the least comes last.",
         "RankState.collective_sums.device_s",
-        "trial",
+        "experimental",
     ),
     Signal(
         "rankwatch_collective_bus_bandwidth_bytes_per_second",
@@ -191,7 +191,7 @@ SIGNALS: tuple[Signal, ...] = (
         "N",
         "Bus bandwidth (nccl-tests) of the newest collectives that were read, without the wait for other ranks; of the slowest group.",
         "RankState.collective_sums.bus_bytes_per_s",
-        "trial",
+        "experimental",
     ),
     Signal(
         "rankwatch_collective_records_lost_total",
@@ -202,7 +202,7 @@ SIGNALS: tuple[Signal, ...] = (
         "R",
         "Records that torch's recorder dropped before they were read.",
         "RankState.lost_collectives",
-        "trial",
+        "experimental",
     ),
     # -- torch.compile
     Signal("rankwatch_compile_active", "gauge", "", _R, "default", "R", "1 while a thread of the rank compiles.", "RankState.compiling"),
@@ -243,7 +243,7 @@ SIGNALS: tuple[Signal, ...] = (
         "R",
         "Choices and configurations that were benchmarked for kernels, at run time too.",
         "RankState.compile_totals.configs_tried",
-        "trial",
+        "experimental",
     ),
     Signal("rankwatch_compile_failures_total", "counter", "", _R, "default", "R", "Compiles that raised.", "RankState.compile_totals.failures"),
     Signal(
@@ -265,10 +265,18 @@ SIGNALS: tuple[Signal, ...] = (
         "N",
         "Recompiles of the node's ranks by the kind of guard that failed; the texts are in the run directory.",
         "Status.compile.totals.guards",
-        "trial",
+        "experimental",
     ),
     Signal(
-        "rankwatch_compile_regime", "gauge", "", ("regime",), "default", "J", "1 for what torch.compile does for this job.", "Status.compile.regime", "trial"
+        "rankwatch_compile_regime",
+        "gauge",
+        "",
+        ("regime",),
+        "default",
+        "J",
+        "1 for what torch.compile does for this job.",
+        "Status.compile.regime",
+        "experimental",
     ),
     Signal(
         "rankwatch_compile_divergence",
@@ -279,7 +287,7 @@ SIGNALS: tuple[Signal, ...] = (
         "J",
         "Frames, or DDP splits, that ranks of the same program compiled differently.",
         "Status.compile.divergence",
-        "trial",
+        "experimental",
     ),
     Signal(
         "rankwatch_compile_waited_rank_seconds_total",
@@ -290,7 +298,7 @@ SIGNALS: tuple[Signal, ...] = (
         "J",
         "Rank-seconds that ranks waited for others to compile.",
         "Status.compile.totals.waited_rank_s",
-        "trial",
+        "experimental",
     ),
     # -- DDPOptimizer
     Signal("rankwatch_ddp_graph_splits", "gauge", "", _R, "default", "R", "Subgraphs of DDPOptimizer's last split; 1: one bucket.", "RankState.ddp.splits"),
@@ -391,7 +399,7 @@ SIGNALS: tuple[Signal, ...] = (
         "J",
         "Frames of which a CUDA graph is recorded for every new size, and new sizes still come.",
         "Status.compile.cudagraphs",
-        "trial",
+        "experimental",
     ),
     # -- numbers, with --probe numerics
     Signal(
@@ -403,9 +411,11 @@ SIGNALS: tuple[Signal, ...] = (
         "R",
         "Losses (log_loss) and gradient norms that were looked at and not finite.",
         "RankState.numerics",
-        "trial",
+        "experimental",
     ),
-    Signal("rankwatch_gradient_norm", "gauge", "", _R, "default", "R", "Last finite gradient norm that was looked at.", "RankState.numerics.grad", "trial"),
+    Signal(
+        "rankwatch_gradient_norm", "gauge", "", _R, "default", "R", "Last finite gradient norm that was looked at.", "RankState.numerics.grad", "experimental"
+    ),
     Signal(
         "rankwatch_replica_mismatch_ranks",
         "gauge",
@@ -415,7 +425,7 @@ SIGNALS: tuple[Signal, ...] = (
         "J",
         "Ranks whose parameters differed from their DDP replicas' when last compared; all of them where there is no majority.",
         "Status.numerics.replicas",
-        "trial",
+        "experimental",
     ),
     # -- the rank's process
     Signal(
@@ -441,8 +451,18 @@ SIGNALS: tuple[Signal, ...] = (
         (),
         "low",
         "N",
-        "File writes given up because the run directory was too slow.",
+        "File writes given up: the run directory, or where other exporters read, was too slow or full.",
         "MonitorHealth.writes_dropped",
+    ),
+    Signal(
+        "rankwatch_notifications_total",
+        "counter",
+        "",
+        ("channel", "result"),
+        "low",
+        "N",
+        "Messages to alertmanager, webhook and on_incident, where they are set: attempts that were ok or failed, messages that were dropped.",
+        "MonitorHealth.notifications",
     ),
     Signal(
         "rankwatch_events_dropped_total",

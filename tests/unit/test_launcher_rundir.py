@@ -23,23 +23,10 @@ def mode(path):
 
 
 @pytest.mark.parametrize(
-    ("environ", "rendezvous", "expected"),
-    [
-        ({"SLURM_JOB_ID": "991"}, "mine", "991"),
-        ({}, "mine", "mine"),
-        ({}, "b0a1c2d3-1111-4222-8333-0123456789ab", "b0a1c2d3"),
-        ({}, "../../etc/x y", "etc_x_y"),
-        ({}, "x" * 300, "x" * 64),
-    ],
+    ("name", "job"), [("20261130T031149Z-ab12cd34", "ab12cd34"), ("20261130T031149Z-48213_7", "48213_7"), ("mine", ""), ("20261130T031149Z-", ""), ("", "")]
 )
-def test_the_job_is_named_by_slurm_or_the_rendezvous(environ, rendezvous, expected):
-    assert rundir.job_id(environ, rendezvous) == expected
-
-
-def test_a_job_without_a_name_gets_a_random_one():
-    first, second = rundir.job_id({}, "none"), rundir.job_id({}, "none")
-    assert first != second
-    assert len(first) == 8
+def test_the_name_of_a_default_directory_tells_the_job(name, job):
+    assert rundir.job_in(name) == job
 
 
 def test_the_default_is_private_and_latest_points_to_it(tmp_path):

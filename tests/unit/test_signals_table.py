@@ -1,9 +1,11 @@
 """The catalogue of metrics keeps Prometheus' rules and the budget."""
 
+import math
 import re
 
 import pytest
 
+from rankwatch.config.accepted import MORE_PROBES, PROBES
 from rankwatch.wire import signals
 from rankwatch.wire.signals import SIGNALS
 
@@ -18,7 +20,7 @@ def test_every_row_keeps_the_rules(signal):
     assert signal.help.endswith(".")
     assert "\n" not in signal.help
     assert signal.source
-    assert signal.stability in ("stable", "trial")
+    assert signal.stability in ("stable", "experimental")
     assert not {"type", "region", "zone", "cluster", "env", "job_id", "step", "shape", "guard", "stack"} & set(signal.labels)
     assert ("rank" in signal.labels) == (signal.scope == "R") or signal.name == "rankwatch_incident_info"
     if signal.unit:
@@ -31,6 +33,14 @@ def test_names_are_unique():
 
 def test_a_level_contains_the_lower_ones():
     assert signals.exported("low") < signals.exported("default") <= signals.exported("full")
+
+
+@pytest.mark.parametrize(("level", "budget"), [("low", 12), ("default", 60), ("full", 120)])
+def test_a_rank_with_every_probe_on_and_every_metric_filled_keeps_the_budget(level, budget):
+    values = {"stage": len(signals.COMPILE_STAGES), "probe": len(PROBES) + len(MORE_PROBES), "what": 2}
+    of_a_rank = [signal for signal in SIGNALS if signal.scope == "R" and signal.name in signals.exported(level)]
+    assert {label for signal in of_a_rank for label in signal.labels} <= {"local_rank", "node", "pid", "restart", "rank", "gpu", "uuid", *values}
+    assert sum(math.prod(values.get(label, 1) for label in signal.labels) for signal in of_a_rank) <= budget
 
 
 def test_the_low_level_keeps_twelve_metrics_of_one_series_a_rank():
