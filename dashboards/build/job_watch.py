@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .links import runbook
-from .names import RATE, job
+from .names import JOB, RATE, job
 from .panels import About, Column, Query, lines, rows
 
 
@@ -60,14 +60,17 @@ def itself() -> list[object]:
             About(
                 "What was lost",
                 "none",
-                "In ten minutes: errors that the monitor swallowed, events that a rank's ring lost, writes that a slow run directory made it give up.",
-                "writes: put --run-dir on a faster file system. Errors: they are in the run directory's events.jsonl; report them.",
+                "In ten minutes: errors that the monitor swallowed, events that a rank's ring lost, writes that a slow directory made it give up, messages "
+                "to Alertmanager, a webhook or a command that failed or were dropped.",
+                "writes: put --run-dir on a faster file system. Messages: is the address right and up? Errors: they are in the run directory's events.jsonl; "
+                "report them.",
                 itself,
                 decimals=0,
             ),
             Query(job("sum(increase(rankwatch_monitor_errors_total[10m]))"), "errors"),
             Query(job("sum(increase(rankwatch_events_dropped_total[10m]))"), "events"),
             Query(job("sum(increase(rankwatch_writes_dropped_total[10m]))"), "writes"),
+            Query(f'sum(increase(rankwatch_notifications_total{{{JOB},result!="ok"}}[10m]))', "messages"),
             bars=True,
         ),
         lines(

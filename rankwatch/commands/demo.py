@@ -30,7 +30,8 @@ EPILOG = """\
 faults (one of them instead of the show above; each takes half a minute to a minute and a half):
 {listing}
 
-rankwatch's own options stand before the word demo and hold for the demo's job: `rankwatch --on-incident CMD demo --fault killed` drills the on-call.
+rankwatch's own options stand before the word demo and hold for the demo's job: `rankwatch --on-incident CMD demo --fault killed` drills the on-call,
+`rankwatch --alertmanager URL --label drill=true demo --fault stopped` the pager.
 Exit codes: 0 rankwatch named what was planted, 2 wrong usage, 3 it did not, 4 this machine cannot enact it.
 """
 

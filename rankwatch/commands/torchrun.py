@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from rankwatch.cli import fail, say
-from rankwatch.config import Options
+from rankwatch.config import Options, hidden
 from rankwatch.monitor.policy import Limits
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str], options: Options) -> int:
     from rankwatch.launcher.torchrun import run
 
     try:
-        return run(list(argv), options, limits, ("rankwatch", *sys.argv[1:]), say)
+        return run(list(argv), options, limits, ("rankwatch", *hidden.words(sys.argv[1:])), say)
     finally:
         if argv and argv[0] in ("-h", "--help"):
             say("rankwatch's own options go before the word torchrun: rankwatch --help")

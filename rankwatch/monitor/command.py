@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ class Call:
     incident_id: str
     document: Callable[[], bytes] = field(repr=False)
     reason: str = ""
+    path: str = ""  # of incident.json; it may not be written yet
 
 
 class IncidentCommand:
@@ -45,15 +46,22 @@ class IncidentCommand:
         self._calls: deque[Call] = deque()  # those that no thread of the pool has taken yet
         self._finished = threading.Event()
         self._finishing = False
+        self._counts: Counter[str] = Counter()
 
-    def run(self, change: str, incident_id: str, document: Callable[[], bytes], reason: str = "") -> None:
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """("on_incident", ok | failed | dropped) -> calls; nothing without a command. Those of the job's end count as ok once they have begun."""
+        return {("on_incident", result): self._counts[result] for result in ("ok", "failed", "dropped")} if self._command else {}
+
+    def run(self, change: str, incident_id: str, document: Callable[[], bytes], reason: str = "", path: str = "") -> None:
         """Start it for this change (opened, escalated, closed); dropped when 20 wait already."""
         if not self._command:
             return
-        call = Call(change, incident_id, document, reason)
+        call = Call(change, incident_id, document, reason, path)
         self._calls.append(call)
         if self._pool.submit(self._next) is None:
             self._calls.remove(call)
+            self._counts["dropped"] += 1
 
     def finish(self, calls: Iterable[Call]) -> None:
         """The launcher is about to end: start all that still waits and these, in this order, from a thread that waits for none of them."""
@@ -83,9 +91,9 @@ class IncidentCommand:
         """What they complain of goes nowhere: a pipe would break under them when the launcher ends."""
         try:
             while (call := self._taken()) is not None:
-                self._started(call, subprocess.DEVNULL)
+                self._count(self._started(call, subprocess.DEVNULL) is not None)
             for call in last:
-                self._started(call, subprocess.DEVNULL)
+                self._count(self._started(call, subprocess.DEVNULL) is not None)
         finally:
             self._finished.set()
 
@@ -93,6 +101,7 @@ class IncidentCommand:
         """The command, begun; None where it does not start, which is said."""
         environment: Mapping[str, str] = {
             **os.environ, "RANKWATCH_CHANGE": call.change, "RANKWATCH_INCIDENT": call.incident_id, "RANKWATCH_REASON": call.reason,
+            "RANKWATCH_INCIDENT_JSON": call.path,
         }  # fmt: skip
         try:
             with tempfile.TemporaryFile() as given:  # not a pipe: a command may end without reading
@@ -103,9 +112,13 @@ class IncidentCommand:
             self._say(f"on-incident command does not start: {error}")
             return None
 
+    def _count(self, well: bool) -> None:
+        self._counts["ok" if well else "failed"] += 1
+
     def _run(self, call: Call) -> None:
         process = self._started(call, subprocess.PIPE)
         if process is None:
+            self._count(False)
             return
         with process:
             complaint = _tail_until_end(process, time.monotonic() + DEADLINE_S)
@@ -114,8 +127,10 @@ class IncidentCommand:
                     os.killpg(process.pid, signal.SIGKILL)
                 except OSError:
                     pass
+                self._count(False)
                 self._say(f"on-incident command ran longer than {DEADLINE_S:g} s and was ended: {self._command}")
                 return
+        self._count(process.returncode == 0)
         if process.returncode:
             last = complaint.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
             self._say(f"on-incident command ended with exit code {process.returncode}: {last[0][:200]}")

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -25,10 +26,12 @@ class Webhook:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, Any]]] = []
-        sent = self.sent
+        self.at: list[float] = []  # when, in unix seconds
+        sent, at = self.sent, self.at
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                at.append(time.time())
                 sent.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
@@ -54,37 +57,87 @@ class Webhook:
         """Alerts of this status that were sent to this receiver."""
         return [alert for to, doc in self.sent if to == path for alert in doc["alerts"] if alert["status"] == status]
 
+    def pages(self, path: str, job_id: str) -> list[dict[str, Any]]:
+        """Alertmanager's notifications about this job that were sent to this receiver."""
+        return [doc for to, doc in self.sent if to == path and doc["groupLabels"].get("job_id") == job_id]
+
 
 @contextmanager
-def stack(tmp_path: Path, target: str, rules: str, webhook: str) -> Iterator[str]:
-    """Prometheus scrapes and evaluates every second; Alertmanager has our file with shorter waits. Yields the address of Prometheus."""
-    (tmp_path / "rules.yaml").write_text(rules)
+def alertmanager(folder: Path, webhook: str, wait: str = "1s") -> Iterator[str]:
+    """Alertmanager with our file, its waits replaced. Yields its address, once it answers."""
     routing = (DASHBOARDS / "alertmanager.yml").read_text().replace("127.0.0.1:9099", webhook)
-    (tmp_path / "alertmanager.yml").write_text(re.sub(r"(group_wait|group_interval): \w+", r"\1: 1s", routing))
-    alertmanager, prometheus = free_port(), free_port()
-    (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+    (folder / "alertmanager.yml").write_text(re.sub(r"(group_wait|group_interval): \w+", rf"\1: {wait}", routing))
+    address = f"127.0.0.1:{free_port()}"
+    command = ("prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/am", "--cluster.listen-address=",
+               f"--web.listen-address={address}")  # fmt: skip
+    with _running(folder, command):
+        wait_for(lambda: get(f"http://{address}/-/ready") is not None, 30, "Alertmanager answers")
+        yield f"http://{address}"
+
+
+@contextmanager
+def prometheus(folder: Path, target: str, rules: str, manager: str, every_s: int = 1) -> Iterator[str]:
+    """Prometheus that scrapes `target` and evaluates `rules` each every_s, and tells `manager`. Yields its address, once it answers."""
+    (folder / "rules.yaml").write_text(rules)
+    (folder / "prometheus.yml").write_text(
+        f"global: {{scrape_interval: {every_s}s, evaluation_interval: {every_s}s}}\n"
         "rule_files: [rules.yaml]\n"
-        f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}\n"
+        f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{manager.removeprefix('http://')}']}}]}}]}}\n"
         f"scrape_configs: [{{job_name: rankwatch, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
-    commands = (
-        ("prometheus-alertmanager", f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/am", "--cluster.listen-address=",
-         f"--web.listen-address=127.0.0.1:{alertmanager}"),
-        ("prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb", f"--web.listen-address=127.0.0.1:{prometheus}"),
-    )  # fmt: skip
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in commands:
-            with (tmp_path / f"{command[0]}.log").open("wb") as log:
-                running.append(subprocess.Popen(command, stdout=log, stderr=log))
-        address = f"http://127.0.0.1:{prometheus}"
-        wait_for(lambda: query(address, "vector(1)"), 30, "Prometheus answers")
+    address = f"127.0.0.1:{free_port()}"
+    command = ("prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address={address}")
+    with _running(folder, command):
+        wait_for(lambda: query(f"http://{address}", "vector(1)"), 30, "Prometheus answers")
+        yield f"http://{address}"
+
+
+@contextmanager
+def stack(folder: Path, target: str, rules: str, webhook: str) -> Iterator[str]:
+    """Both, with waits of a second. Yields the address of Prometheus."""
+    with alertmanager(folder, webhook) as manager, prometheus(folder, target, rules, manager) as address:
         yield address
+
+
+@contextmanager
+def _running(folder: Path, command: tuple[str, ...]) -> Iterator[None]:
+    with (folder / f"{command[0]}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        yield
     finally:
-        for process in running:
-            process.kill()
-            process.wait(10)
+        process.kill()
+        process.wait(10)
+
+
+def get(address: str) -> bytes | None:
+    """What is there; None while nothing answers."""
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return answer.read()  # type: ignore[no-any-return]
+    except OSError:
+        return None
+
+
+def alerts_in(manager: str) -> list[dict[str, Any]]:
+    """The alerts that an Alertmanager holds, those that have ended left out."""
+    return json.loads(get(f"{manager}/api/v2/alerts") or b"[]")  # type: ignore[no-any-return]
+
+
+def flushed(manager: str, webhook: Webhook, name: str) -> None:
+    """Returns once Alertmanager, which waits a second, has sent all that was due: alerts of two other groups, one after the other, have come through."""
+    for number in (1, 2):
+        labels = {"alertname": "RankwatchStuck", "severity": "critical", "job_id": f"{name}-{number}"}
+        send(manager, labels)
+        wait_for(lambda labels=labels: any(alert["labels"] == labels for alert in webhook.alerts("/pager", "firing")), 30, "a later alert comes through")  # type: ignore[misc]
+
+
+def send(manager: str, labels: dict[str, str]) -> None:
+    """Post one alert, as Prometheus would."""
+    body = json.dumps([{"labels": labels, "annotations": {"summary": "one more"}}]).encode()
+    request = urllib.request.Request(f"{manager}/api/v2/alerts", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
 
 
 def query(address: str, promql: str) -> list[dict[str, Any]]:

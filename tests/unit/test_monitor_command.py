@@ -38,6 +38,18 @@ def test_it_gets_the_incident_on_stdin_and_in_its_environment() -> None:
     assert lines == ['on-incident command ended with exit code 3: opened 20260101T000000Z-1 {"a": 1}']
 
 
+def test_it_is_told_where_incident_json_lies_and_calls_are_counted() -> None:
+    said = Said()
+    runner = IncidentCommand('echo "$RANKWATCH_INCIDENT_JSON" >&2; exit 3', said)
+    assert runner.counts == {("on_incident", "ok"): 0, ("on_incident", "failed"): 0, ("on_incident", "dropped"): 0}
+    runner.run("opened", "a", lambda: b"{}", path="/runs/x/incidents/a/incident.json")
+    assert said.something.wait(20)
+    runner.close()
+    assert said.lines == ["on-incident command ended with exit code 3: /runs/x/incidents/a/incident.json"]
+    assert runner.counts["on_incident", "failed"] == 1
+    assert IncidentCommand("", said).counts == {}
+
+
 def test_a_large_incident_that_nobody_reads_harms_nothing() -> None:
     assert run("exit 4", b"x" * (4 << 20)) == ["on-incident command ended with exit code 4: "]
 

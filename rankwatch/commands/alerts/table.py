@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rankwatch.commands.alerts.words import HOLD, LAST, filled, headline, story
+from rankwatch.notify import pages
+from rankwatch.notify.pages import Page
 
 SEVERITIES = {
     "critical": "wakes somebody: the job stands, or computes garbage, and does not help itself",
@@ -46,17 +48,18 @@ _TICKET_KEPT = "30m"
 _REPORT = "`rankwatch report RUN_DIR` on the node of rank 0 (the job's first [rankwatch] line names RUN_DIR)"
 _COMPILE = "`rankwatch compile RUN_DIR`"
 
-# Causes that are `timeout_imminent` only while they progress: without progress they are `stuck` long before.
-_AT_WORK = f'{_ON} {LAST}{{verdict="timeout_imminent",cause!~"compiling|checkpointing|external_io"}}'
-_NOT_OURS = f'{_ON} {LAST}{{verdict="failed",domain=~"node|network|storage"}}'
+_AT_WORK = f'{_ON} {LAST}{{verdict="timeout_imminent",cause!~"{"|".join(pages.AT_WORK)}"}}'
+_NOT_OURS = f'{_ON} {LAST}{{verdict="failed",domain=~"{"|".join(pages.NOT_OURS)}"}}'
 
 
 def _told(verdict: str) -> str:
     return f'max {_BY} (last_over_time(rankwatch_verdict{{verdict="{verdict}"}}[{HOLD}])) > 0'
 
 
-def _judged(name: str, verdict: str, severity: str, says: str, todo: str, more: str = "") -> Alert:
-    return Alert(name, severity, _told(verdict) + more, headline(verdict, says), story(verdict, todo), verdict=verdict)
+def _judged(page: Page, more: str = "", expr: str = "") -> Alert:
+    verdict = page.verdict
+    told = story(verdict, page.todo.replace("REPORT", _REPORT))
+    return Alert(page.name, page.severity, expr or _told(verdict) + more, headline(verdict, page.says), told, verdict=verdict)
 
 
 def _of_job(name: str, severity: str, expr: str, says: str, description: str, wait: str = "", keep: str = "") -> Alert:
@@ -85,52 +88,15 @@ RECORDINGS = (
 
 ALERTS = (
     # -- verdicts
+    _judged(pages.STUCK),
+    _judged(pages.TIMEOUT, f"\nand {_AT_WORK}"),
+    _judged(pages.TIMEOUT_AT_WORK, f"\nunless {_AT_WORK}"),
+    _judged(pages.DIVERGED),
+    _judged(pages.FAILED, f"\nand {_NOT_OURS}"),
     _judged(
-        "RankwatchStuck",
-        "stuck",
-        "critical",
-        "is stuck",
-        f"{_REPORT} has the stack and what to do. It does not recover by itself; the ranks that wait are victims.",
-    ),
-    _judged(
-        "RankwatchTimeoutImminent",
-        "timeout_imminent",
-        "critical",
-        "is about to run into a timeout",
-        f"{_REPORT} has the stack. What the job has not saved is lost when its watchdog ends it.",
-        f"\nand {_AT_WORK}",
-    ),
-    _judged(
-        "RankwatchTimeoutImminent",
-        "timeout_imminent",
-        "warning",
-        "is about to run into a timeout",
-        f"the rank works, but for longer than its group's timeout allows. {_REPORT} has the line that sets it: raise it for the next run.",
-        f"\nunless {_AT_WORK}",
-    ),
-    _judged(
-        "RankwatchDiverged",
-        "diverged",
-        "critical",
-        "pairs different operations and trains on",
-        f"stop the job, its results since then are garbage. {_REPORT} has both operations and their lines.",
-    ),
-    _judged(
-        "RankwatchFailed",
-        "failed",
-        "critical",
-        "has lost a rank",
-        f"look at the node before the next job runs there. {_REPORT} has the evidence. This names the first cause, torchrun's summary may name a victim.",
-        f"\nand {_NOT_OURS}",
-    ),
-    Alert(
-        "RankwatchFailed",
-        "ticket",
+        pages.FAILED_BY_ITSELF,
         # a restart takes the verdict away within a second, the counter stays
-        f'(\n  {_told("failed")}\n  or max {_BY} (increase(rankwatch_incidents_total{{verdict="failed"}}[{HOLD}])) > 0\n)\nunless {_NOT_OURS}',
-        headline("failed", "has lost a rank"),
-        story("failed", f"nothing points at the node, the network or the storage. {_REPORT} has the exception and its line."),
-        verdict="failed",
+        expr=f'(\n  {_told("failed")}\n  or max {_BY} (increase(rankwatch_incidents_total{{verdict="failed"}}[{HOLD}])) > 0\n)\nunless {_NOT_OURS}',
     ),
     Alert(
         "RankwatchStraggler",

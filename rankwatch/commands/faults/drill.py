@@ -11,6 +11,7 @@ from typing import Any
 from rankwatch.commands.faults.launch import Job, copied, incidents
 from rankwatch.commands.faults.outside import CannotEnact, HeldThread, MemoryCgroup, open_fifo, thread_of
 from rankwatch.commands.faults.table import Fault
+from rankwatch.config import hidden
 from rankwatch.model import PAGING
 
 START_S = 90.0  # until the fault is planted: on a loaded machine the imports alone may take half a minute
@@ -48,7 +49,7 @@ def drill(fault: Fault, run_dir: Path, options: list[str]) -> int:
     flags = [*fault.flags, *options]
     command = [sys.executable, "-m", "rankwatch", "--run-dir", str(run_dir), *flags, "torchrun", "--standalone", "--nproc-per-node", str(fault.nproc)]
     command += [str(script), fault.name, str(planted), f"{fault.timeout_s:g}"]
-    told = " ".join(["rankwatch", "--run-dir", str(run_dir), *flags, "torchrun", "--nproc-per-node", str(fault.nproc), script.name, "..."])
+    told = " ".join(["rankwatch", "--run-dir", str(run_dir), *hidden.words(flags), "torchrun", "--nproc-per-node", str(fault.nproc), script.name, "..."])
     print(
         INTRODUCTION.format(
             name=fault.name, help=fault.help, planted=fault.planted, expected=expected(fault), nproc=fault.nproc, timeout=fault.timeout_s,
@@ -66,7 +67,10 @@ def drill(fault: Fault, run_dir: Path, options: list[str]) -> int:
     finally:
         if cgroup is not None:
             cgroup.remove()
-    return _judge(fault, outcome, run_dir)
+    code = _judge(fault, outcome, run_dir)
+    if "--alertmanager" in flags and set(fault.verdicts) & set(PAGING):
+        print("the alert:      was posted to Alertmanager, unless a line above says that it was not taken; it resolves within 12 minutes from now")
+    return code
 
 
 def expected(fault: Fault) -> str:
