@@ -32,8 +32,6 @@ class Problem:
 
 def problems(options: Options) -> Iterator[Problem]:
     """What is wrong, the gravest first."""
-    from rankwatch.serve.address import parse
-    from rankwatch.serve.http import is_loopback
     from rankwatch.serve.token import read_token
 
     if options.token_file:
@@ -41,9 +39,19 @@ def problems(options: Options) -> Iterator[Problem]:
             read_token(options.token_file)
         except ValueError as error:
             yield Problem("token-file", _origin(options, "token_file"), str(error), "the status page and /metrics: nothing is served without the token")
-    elif options.listen != "off" and not is_loopback(parse(options.listen)[0]):
-        text = f"{options.listen} is no loopback address and needs a token: give --token-file FILE; until then a run listens on 127.0.0.1 only"
-        yield Problem("listen", _origin(options, "listen"), text, "the status page and /metrics at that address", refused=False)
+    if options.tls_cert:
+        from rankwatch.serve import tls
+
+        try:
+            tls.load(options.tls_cert, options.tls_key, options.tls_client_ca)
+        except ValueError as error:
+            yield Problem("tls-cert", _origin(options, "tls_cert"), str(error), "the status page and /metrics: nothing is served in plain text instead")
+    elif lonely := "tls-client-ca" if options.tls_client_ca else "tls-key" if options.tls_key else "":
+        text = "it needs --tls-cert FILE: without the server's own certificate there is no TLS"
+        yield Problem(lonely, _origin(options, lonely.replace("-", "_")), text, "the status page and /metrics: nothing is served in plain text instead")
+    if options.sd_dir and options.listen == "off":
+        text = "with --listen off there is nothing to scrape; give --listen HOST:PORT, or --textfile-dir in its place"
+        yield Problem("sd-dir", _origin(options, "sd_dir"), text, "the file for Prometheus", refused=False)
     if options.peers:
         from rankwatch.launcher.listed import read
 
@@ -56,6 +64,14 @@ def problems(options: Options) -> Iterator[Problem]:
             if not options.token_file:
                 text = "it needs --token-file FILE, with the same text on every node: without a store nothing else gives the launchers a secret"
                 yield Problem("peers", _origin(options, "peers"), f"{text}; make one, such as: openssl rand -hex 16 > FILE", lost)
+    if options.alertmanager_credentials:
+        from rankwatch.notify.post import credentials
+
+        try:
+            credentials(options.alertmanager_credentials)
+        except ValueError as error:
+            origin = _origin(options, "alertmanager_credentials")
+            yield Problem("alertmanager-credentials", origin, str(error), "every alert that the launcher posts itself")
     if why := _missing_program(options.on_incident):
         yield Problem("on-incident", _origin(options, "on_incident"), why, "every call of the command: nobody is paged")
 
@@ -69,7 +85,7 @@ def settled(options: Options) -> Options:
         if problem.origin == COMMAND_LINE:
             raise ConfigError(str(problem))
         warnings.append(f"{problem}; lost until then: {problem.lost}")
-        if problem.option == "token-file":
+        if problem.option in ("token-file", "tls-cert", "tls-key", "tls-client-ca"):
             options = replace(options, listen="off", origins={**options.origins, "listen": problem.origin})
         if problem.option == "peers":
             options = replace(options, peers="")

@@ -116,6 +116,9 @@ class SlotReader:
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                if (uid := os.fstat(self._fd).st_uid) != os.geteuid():
+                    self.close()
+                    return f"slot belongs to another user (uid {uid})"
             size = os.preadv(self._fd, [self._records], 0)
             if size == layout.EVENTS_OFFSET:
                 size += self._load_events()

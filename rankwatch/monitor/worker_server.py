@@ -8,13 +8,16 @@ Source: handlers of torch 2.9-2.14, run; which of them exist differs by version 
 from __future__ import annotations
 
 import json
+import os
 import socket
+import struct
 import time
 from typing import Any
 
 CALL_DEADLINE_S = 1.0
 MAX_ANSWER_BYTES = 64 << 20
 _MAX_HEAD_BYTES = 64 << 10
+_UCRED = struct.Struct("iII")  # pid, uid, gid
 _COMPILE_COUNTERS = ("dynamo_compile", "compile_", "_compile", "entire_forward", "entire_backward", "autotuner")
 GENERIC, NCCL = "fr_trace_json", "dump_nccl_trace_json"
 
@@ -80,6 +83,7 @@ class WorkerServer:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(self.deadline_s)
                 connection.connect(self.path)
+                _check_user(connection)
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
                 connection.sendall(request)
                 head, body = _receive(connection, deadline)
@@ -96,6 +100,13 @@ class WorkerServer:
 def compiles(counters: dict[str, dict[str, Any]]) -> bool:
     """Whether torch's own counters say that a compile (or run-time tuning of kernels) is going on."""
     return any(value.get("active_count", 0) and any(word in name for word in _COMPILE_COUNTERS) for name, value in counters.items())
+
+
+def _check_user(connection: socket.socket) -> None:
+    """PermissionError unless this user or root listens: a socket of the rank's name that another user has made is not asked."""
+    uid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
+    if uid not in (os.geteuid(), 0):
+        raise PermissionError(0, f"the socket is another user's (uid {uid})")
 
 
 def _receive(connection: socket.socket, deadline: float) -> tuple[bytes, bytes]:

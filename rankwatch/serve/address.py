@@ -31,10 +31,10 @@ def resolve(host: str) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
-def url(host: str, port: int) -> str:
+def url(host: str, port: int, scheme: str = "http") -> str:
     """What a person types into a browser on this machine, or on another one where the server listens for all."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
+    return f"{scheme}://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 def holder(port: int) -> str:

@@ -6,12 +6,14 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 OPEN_PATHS = ("/metrics", "/healthz")
 """Served without the token: they show no stack and no path."""
+_UNLIKE_A_HOST = re.compile(r"[\s@/?#\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +71,37 @@ def split_target(target: str) -> tuple[str, dict[str, str]] | None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.split("%", 1)[0]).is_loopback
-    except ValueError:
-        return False
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
-def host_allowed(header: str, names: Iterable[str]) -> bool:
-    """Whether a Host header may reach a loopback server: a page of another site that points its own name at 127.0.0.1 may not."""
+def host_allowed(header: str, names: Iterable[str], any_address: bool = False) -> bool:
+    """Whether a Host header names this server: localhost, a loopback address, or one of `names` ("*.x" stands for one label more than x).
+
+    A page of another site that points its own name at us sends that name. any_address: every literal address is allowed too, since none is a name
+    that anybody could point here. ValueError for brackets that do not match.
+    """
     host = urlsplit(f"//{header}").hostname if header else ""
-    if not host:
+    if not host or _UNLIKE_A_HOST.search(header):
         return False
-    return host == "localhost" or host.endswith(".localhost") or is_loopback(host) or host in {name.lower() for name in names}
+    if host.endswith(".localhost") or is_loopback(host) or (any_address and _address(host) is not None):
+        return True
+    known, parent = {name.lower() for name in names}, host.partition(".")[2]
+    return host in known or (bool(parent) and f"*.{parent}" in known)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.split("%", 1)[0])
+    except ValueError:
+        return None
 
 
 def token_given(headers: Mapping[str, str], token: str) -> bool:
-    """Whether the request brings the token: `Authorization: Bearer TOKEN`, or Basic with it as the password of any user."""
+    """Whether the request brings the token: `Authorization: Bearer TOKEN`, or Basic with it as the password of any user. In constant time.
+
+    ValueError for what is no text. The token is taken from this header and nowhere else: an address ends up in logs and histories.
+    """
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     given = rest.strip()
     if scheme.lower() == "basic":
@@ -99,14 +114,23 @@ def token_given(headers: Mapping[str, str], token: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), token.encode("utf-8", "surrogatepass"))
 
 
+def is_bearer(headers: Mapping[str, str]) -> bool:
+    """Whether the credential is one that a program sets: no browser adds it by itself, whatever page it was sent here by."""
+    return headers.get("authorization", "").partition(" ")[0].lower() == "bearer"
+
+
 def security_headers(nonce: str) -> dict[str, str]:
-    """Headers of every response: no script but ours, no frame, no sniffing, no referrer, no copy in a cache."""
+    """Headers of every response: no script but ours, no frame, no sniffing, no referrer, no window of another site, no copy in a cache.
+
+    No Strict-Transport-Security: it holds for every port of a host name, and other programs share ours.
+    """
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
     return {
         "Content-Security-Policy": f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "X-Frame-Options": "DENY",
+        "Cross-Origin-Opener-Policy": "same-origin",
         "Cross-Origin-Resource-Policy": "same-origin",
         "Cache-Control": "no-store",
     }
