@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import sys
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
 from rankwatch.cli import fail, say
+from rankwatch.commands.fetch import FETCH_S, document, is_url
 from rankwatch.config import RUNS, Options
 from rankwatch.launcher.rundir import LATEST
-from rankwatch.report.documents import MAX_BYTES, load
+from rankwatch.report.documents import load
 from rankwatch.serve.token import read_token
 
 EXIT_NOTHING_FOUND = 3
 FILE = "compile.json"
 ROUTE = "/api/v1/compile"
-FETCH_S = 10.0  # for the whole answer
-_READ_BYTES = 1 << 16
 
 
 def main(argv: Sequence[str], options: Options) -> int:
@@ -54,7 +49,7 @@ def main(argv: Sequence[str], options: Options) -> int:
     except ValueError as error:
         return fail(f"--token-file: {error}")
     try:
-        doc = fetch(source, token) if source.lower().startswith(("http://", "https://")) else read(source)
+        doc = fetch(source, token) if is_url(source) else read(source)
     except FileNotFoundError as error:
         if os.path.isdir(source):
             say(f"no {FILE} in {source}: no rank of that run compiled anything, or it ran without the compile probe")
@@ -79,55 +74,7 @@ def read(path: str) -> dict[str, Any]:
 
 def fetch(url: str, token: str = "", limit_s: float = FETCH_S) -> dict[str, Any]:
     """The document of a running job, from its status address. OSError when nobody answers in time, ValueError when it is no rankwatch."""
-    request = urllib.request.Request(url.rstrip("/").removesuffix(ROUTE) + ROUTE, headers={"Authorization": f"Bearer {token}"} if token else {})
-    got: list[bytes | Exception] = []
-    over = threading.Event()
-
-    def ask() -> None:
-        try:
-            got.append(_answer(request, limit_s, over))
-        except Exception as error:
-            got.append(error)
-
-    # A timeout of a socket bounds each read alone: only a thread that is left behind bounds names, redirects, headers and body together.
-    asking = threading.Thread(target=ask, name="rankwatch-fetch", daemon=True)
-    asking.start()
-    asking.join(limit_s)
-    over.set()
-    if not got:
-        raise TimeoutError(f"no whole answer within {limit_s:g} s")
-    if isinstance(got[0], http.client.HTTPException):
-        raise ValueError(f"the address or the answer is not HTTP: {type(got[0]).__name__}: {got[0]}") from got[0]
-    if isinstance(got[0], Exception):
-        raise got[0]
-    try:
-        doc = json.loads(got[0])
-    except RecursionError:
-        raise ValueError("the answer is nested too deep") from None
-    return _checked(doc)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A status address does not redirect, and urllib would take the token along to another host."""
-
-    def redirect_request(self, *_args: object) -> None:
-        return None
-
-
-def _answer(request: urllib.request.Request, limit_s: float, over: threading.Event) -> bytes:
-    """The body. over: nobody waits for it any more."""
-    try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=limit_s) as answer:
-            data = bytearray()
-            while not over.is_set() and (more := answer.read1(_READ_BYTES)):
-                data += more
-                if len(data) > MAX_BYTES:
-                    raise ValueError(f"the answer is larger than {MAX_BYTES >> 20} MiB")
-            return bytes(data)
-    except urllib.error.HTTPError as error:
-        with error:
-            asks = "; it asks for a token: give --token-file" if error.code == 401 else ""
-            raise ValueError(f"the server answers {error.code}{asks}") from error
+    return _checked(document(url, ROUTE, token, limit_s))
 
 
 def _checked(doc: object) -> dict[str, Any]:
