@@ -24,11 +24,17 @@ COMMANDS = {
     "demo": "a job of four ranks on this machine in which one recompiles alone and one goes missing",
     "doctor": "what works here, and what to do about what does not; --peers: whether the nodes of a job reach each other",
     "report": "show the incidents of a run",
-    "ls": "list the runs of a directory",
+    "top": "a running job, live: verdict, map of all ranks, compiles with the time that is left, late ranks",
+    "status": "the same once, as a table or as JSON; the exit code says whether somebody should look",
+    "stacks": "the ranks' Python stacks, taken now from a job that runs on this machine, grouped by equal stack",
+    "open": "the link to a running job's status page, and the ssh line that forwards it",
+    "ls": "list the runs of a directory, and yours that run on this machine",
     "ablate": "run the same command once per torch.compile backend, and name the layer or the frame that is to blame",
     "compile": "what every rank compiled, where they differ, what to change; of a running job or a run",
+    "metrics": "every metric of /metrics: name, type, unit, labels, level, meaning, source; as text, Markdown or JSON",
     "rules": "alert rules for Prometheus, as a rule file or a Kubernetes PrometheusRule",
     "dashboards": "Grafana dashboards as files: Job, Rank, Fleet, Compile",
+    "targets": "the scrape targets of all jobs of a --sd-dir, for Prometheus: printed, or served as http_sd",
     "config": "show every option, its value and where it comes from",
 }
 """name -> help. A command is the module rankwatch.commands.<name> with `main(argv, options) -> int`; one without its module is not offered.

@@ -416,6 +416,7 @@ class NodeReport:
 
     A node whose launcher does not answer has no `ranks`: they are unknown. silent_ranks: those that it had, by its last answer or its announcement;
     report_age_s: since its last answer, or since it was announced; problem: why nothing comes ("timed out", "connection refused", another version).
+    failing_since: when it was first asked in vain since its last answer, None while it answers; `ranks` are then as it has told them last.
     """
 
     node: str
@@ -426,6 +427,7 @@ class NodeReport:
     gpu_note: str = ""  # why its ranks have no `gpu`, or none any more
     silent_ranks: tuple[int, ...] = ()
     problem: str = ""
+    failing_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,6 +598,7 @@ class JobInfo:
     set_environment: dict[str, str]
     started_wall_at: float
     status_url: str = ""
+    archive_url: str = ""  # of this run in the archive, with a "/" at its end; "" unless --archive-dir and --external-url are given
     capabilities: dict[str, str] = field(default_factory=dict)  # compile|ddp|collectives|stacks|... -> "ok" or the reason
     labels: dict[str, str] = field(default_factory=dict)
 
@@ -615,6 +618,7 @@ class MonitorHealth:
     last_error: str = ""
     store_calls: int = 0  # what torchrun's store was asked to find the other nodes' launchers, over all attempts
     store_bytes: int = 0
+    notifications: dict[tuple[str, str], int] = field(default_factory=dict)  # (alertmanager | webhook | on_incident, ok | failed | dropped) -> count
 
 
 @dataclass(frozen=True, slots=True)
@@ -624,6 +628,18 @@ class Waited:
     rank: int
     reason: str  # "recompiling forward@model.py:31", "data_loading at train.py:31:batch", "straggling"
     rank_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLook:
+    """What every rank did from `at_wall` (unix seconds) on, until the next look: (phase or `culprit` or `no_report`, ranks as "0-3,7").
+
+    seen_wall: when it was last seen to be so.
+    """
+
+    at_wall: float
+    kinds: tuple[tuple[str, str], ...]
+    seen_wall: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,6 +657,7 @@ class Status:
     judge: str = ""  # another launcher judges the whole job: its status page, or its node; verdicts and incidents are there
     compile: Mapping[str, Any] = field(default_factory=dict)  # what all ranks compiled, see monitor/compiles; {} while nothing is known
     numerics: dict[str, Any] = field(default_factory=dict)  # monitor/numerics.py's document; {} while the probe is off
+    timeline: tuple[PhaseLook, ...] = ()  # the last ten minutes, oldest first, bounded by monitor/timeline.py
     health: MonitorHealth = MonitorHealth()
     state: Literal["starting", "running", "stuck", "restarting", "finishing", "done", "failed"] = "starting"
     restarts: int = 0

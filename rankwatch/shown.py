@@ -14,7 +14,7 @@ from time import gmtime, strftime
 from typing import Any
 
 from rankwatch import redact, traces
-from rankwatch.model import PAGING, Collective, Frame, Group, Incident, JobSnapshot, NodeReport, RankState, Stack, Status, Verdict, Waited
+from rankwatch.model import PAGING, Collective, Frame, Group, Incident, JobInfo, JobSnapshot, NodeReport, RankState, Stack, Status, Verdict, Waited
 from rankwatch.wire.ranks import compress
 
 TAG = "[rankwatch]"
@@ -233,6 +233,13 @@ def group_call(op: str, seq: object, label: str, *, repeated: bool = False) -> s
     return f"{op} seq {seq} of {label}" if op else f"a collective of {label}"
 
 
+def page_url(job: JobInfo, incident_id: str) -> str:
+    """Link to an incident's page: in the archive, which outlives the launcher, else at the status server; "" where neither is."""
+    if job.archive_url:
+        return f"{job.archive_url}incidents/{incident_id}/index.html"
+    return f"{job.status_url.rstrip('/')}/incidents/{incident_id}/" if job.status_url else ""
+
+
 def now_wall(status: Status) -> float:
     """Unix seconds of the picture."""
     return status.snapshot.wall_at if status.snapshot else status.job.started_wall_at
@@ -351,6 +358,7 @@ def _view(
     if timeout_s is None and waiting:
         timeout_s = waiting.timeout_s
     phase, since, detail = _phase(state, snapshot, culprit, waiting, entry, inflight_s)
+    ended_well = phase == "dead" and culprit is None and state.process is not None and state.process.exit_code == 0
     return RankView(
         rank=state.rank,
         phase=phase,
@@ -363,9 +371,17 @@ def _view(
         lag=highest - seq if seq is not None and highest is not None else None,
         inflight_s=inflight_s,
         timeout_s=timeout_s,
-        label=f"culprit: {culprit.cause}" if culprit else "waiting" if waiting and phase == "collective_wait" else phase.replace("_", " "),
-        kind="culprit" if culprit and phase not in _TELLING_PHASES else phase,
+        label=_label(phase, culprit, waiting is not None, ended_well),
+        kind="culprit" if culprit and phase not in _TELLING_PHASES else "shutdown" if ended_well else phase,
     )
+
+
+def _label(phase: str, culprit: Verdict | None, waiting: bool, ended_well: bool) -> str:
+    if culprit:
+        return f"culprit: {culprit.cause}"
+    if waiting and phase == "collective_wait":
+        return "waiting"
+    return "ended" if ended_well else phase.replace("_", " ")
 
 
 def _phase(

@@ -36,6 +36,9 @@ def main(argv: Sequence[str], options: Options) -> int:
     )
     parser.add_argument("--format", choices=("text", "markdown", "html", "json"), default="text", help="html: one self-contained page, of the newest incident")
     parser.add_argument("--output", metavar="FILE", help="write there instead of stdout")
+    parser.add_argument(
+        "--redact", action="store_true", help="for strangers: no folders of paths, hosts as host1, host2, no values of arguments (look at the rest yourself)"
+    )
     arguments = parser.parse_args(argv)
     path = arguments.path or options.run_dir or os.path.join(RUNS, LATEST)
     if not os.path.exists(path):
@@ -55,6 +58,10 @@ def main(argv: Sequence[str], options: Options) -> int:
             say(f"{file} cannot be read: {error}")
     if not docs:
         return EXIT_USAGE
+    if arguments.redact:
+        from rankwatch.report import hidden
+
+        docs = [hidden.hide(doc) for doc in docs]
     docs.sort(key=lambda doc: (doc.get("opened_at") or 0.0, str(doc.get("id"))))
     text = _render(docs, arguments.format, one=os.path.isfile(path) or os.path.dirname(files[0]) == path.rstrip("/"))
     if not text:
@@ -112,7 +119,7 @@ def _render(docs: list[dict[str, Any]], form: str, one: bool) -> str:
 
         if len(docs) > 1:
             say(f"{len(docs)} incidents, this is the newest ({docs[-1].get('id')}); name another one by its folder")
-        return _rendered(page.render, docs[-1])
+        return _rendered(lambda doc: page.render(doc, files=False), docs[-1])
     from rankwatch.report import markdown, text
 
     render = markdown.render if form == "markdown" else text.render

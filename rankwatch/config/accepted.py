@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 PROBES = ("compile", "ddp", "cudagraph", "steps", "collectives", "memory", "gpu")
 MORE_PROBES = ("numerics",)
@@ -38,6 +39,12 @@ def run_dir(value: Any) -> str:
         why = f"there is no user {user!r} here" if user else "this user has no home directory"
         raise ValueError(f"a path, and {why}; a folder of that very name is ./{given}")
     return given
+
+
+def job_id(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+        raise ValueError("at most 64 letters, digits, '.', '_' and '-', the first a letter or a digit")
+    return value
 
 
 def mode(value: Any) -> int:
@@ -95,6 +102,17 @@ def url(value: Any) -> str:
     if not isinstance(value, str) or (value and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value)):
         raise ValueError("an address that starts with http:// or https://")
     return value
+
+
+def address(value: Any) -> str:
+    """An address to post to."""
+    given = url(value)
+    try:
+        if not given or not urlsplit(given).hostname or urlsplit(given).port == 0:
+            raise ValueError
+    except ValueError:
+        raise ValueError("an address that starts with http:// or https://, with a host and, if need be, a port from 1 to 65535") from None
+    return given
 
 
 def seconds(value: Any) -> float:

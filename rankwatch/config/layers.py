@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Protocol
 
-from rankwatch.config import accepted
+from rankwatch.config import accepted, hidden
 from rankwatch.config.accepted import ConfigError
 from rankwatch.config.files import config_files, parse_toml, read_file
 from rankwatch.config.options import BY_NAME, OPTIONS, PREFIX, Option, Options
+from rankwatch.redact import HIDDEN
 from rankwatch.wire.env import ABLATE_PLAN, RANK_VARIABLES
 
 CONFIG_VARIABLE = "RANKWATCH_CONFIG"
@@ -65,6 +66,8 @@ def describe(options: Options) -> list[tuple[str, str, str]]:
         value = getattr(options, option.field)
         if option.shape == "table" and value:
             rows += [(f"{option.name} {name}", _shown(value[name]), options.origins[f"{option.field}.{name}"]) for name in sorted(value)]
+        elif option.secret:
+            rows.append((option.name, hidden.listed(_shown(value)) if value else "-", options.origins[option.field]))
         else:
             shown = f"{value:04o}" if option.read is accepted.mode else _shown(value)
             rows.append((option.name, shown, options.origins[option.field]))
@@ -77,7 +80,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return ",".join(value)
+        return hidden.without_password(",".join(value))
     if isinstance(value, float):
         return f"{value:g}"
     return re.sub(r"(https?://)[^/@\s]+@", r"\1***@", str(value))
@@ -166,7 +169,8 @@ class _Layers:
 
 
 def _refused(option: Option, raw: Any, origin: str, accepted: str) -> ConfigError:
-    return ConfigError(f"{place(option.name, origin)}: {_as_given(raw)} is not accepted; it takes {accepted}")
+    given = HIDDEN if option.secret else hidden.without_password(_as_given(raw))
+    return ConfigError(f"{place(option.name, origin)}: {given} is not accepted; it takes {accepted}")
 
 
 def _as_given(raw: Any) -> str:

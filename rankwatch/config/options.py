@@ -21,7 +21,11 @@ class Options:
     run_dir_mode: int = 0o700
     listen: str = "127.0.0.1:27435"
     external_url: str = ""
+    archive_dir: str = ""
     token_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
     peers: str = ""
     peer_address: str = ""
     stuck_after_s: float | None = None
@@ -35,8 +39,16 @@ class Options:
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
     metrics_level: str = "auto"
+    job_id: str = ""
+    textfile_dir: str = ""
+    dcgm_job_mapping_dir: str = ""
     log_format: str = "logfmt"
     on_incident: str = ""
+    alertmanager: tuple[str, ...] = ()
+    alertmanager_credentials: str = ""
+    webhook: tuple[str, ...] = ()
+    sd_dir: str = ""
+    termination_log: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
@@ -52,6 +64,7 @@ class Option:
     read: Callable[[Any], Any]
     shape: str = "one"  # one | list | table | switch
     read_name: Callable[[str], str] = accepted.label_name
+    secret: bool = False  # its value is shown by hidden.py only
 
     @property
     def flag(self) -> str:
@@ -73,7 +86,30 @@ OPTIONS = (
         accepted.listen,
     ),
     Option("external-url", "external_url", "URL", "address under which people reach the status page, for links", accepted.url),
-    Option("token-file", "token_file", "FILE", "file with the token that the status page asks for", accepted.path),
+    Option(
+        "archive-dir",
+        "archive_dir",
+        "DIR",
+        "copy the pages of the run and its incidents to DIR/<job>-<run> as well, a folder that is there and shared; with --external-url links lead there, so"
+        " that they work after the launcher is gone",
+        accepted.run_dir,
+    ),
+    Option(
+        "token-file",
+        "token_file",
+        "FILE",
+        "file with the token that the status page asks for (default: none on loopback; beyond it one is drawn for the run, in RUN_DIR/token)",
+        accepted.path,
+    ),
+    Option("tls-cert", "tls_cert", "FILE", "serve the status page and /metrics by https, with this PEM certificate and its chain", accepted.path),
+    Option("tls-key", "tls_key", "FILE", "the certificate's private key, PEM without a passphrase (default: in the file of --tls-cert)", accepted.path),
+    Option(
+        "tls-client-ca",
+        "tls_client_ca",
+        "FILE",
+        "nobody without a certificate of this CA (PEM) gets any answer, /metrics included; no token is needed then, unless one is given",
+        accepted.path,
+    ),
     Option(
         "peers",
         "peers",
@@ -138,8 +174,8 @@ OPTIONS = (
         "nccl-timing",
         "nccl_timing",
         "WHEN",
-        "TORCH_NCCL_ENABLE_TIMING for the ranks, unless the job sets it itself: auto (the default: on), on or off; it alone tells which rank's GPU has not"
-        " started a collective, how long collectives take and at what bandwidth, for some 15 us a collective issued back to back",
+        "TORCH_NCCL_ENABLE_TIMING for the ranks, unless the job sets it itself: auto (the default: off), on or off; it alone tells which rank's GPU has not"
+        " started a collective, how long collectives take and at what bandwidth, for some 15-20 us a collective",
         accepted.choice("auto", "on", "off"),
     ),
     Option(
@@ -159,6 +195,28 @@ OPTIONS = (
         "how many series: auto (the default: low above 2,048 ranks), low, default or full",
         accepted.choice("auto", "low", "default", "full"),
     ),
+    Option(
+        "job-id",
+        "job_id",
+        "ID",
+        "what the job is called in metrics and files, the same on every node (default: Slurm's job id, else the rendezvous id, else what Kubernetes or Ray"
+        " call it, else drawn at random)",
+        accepted.job_id,
+    ),
+    Option(
+        "textfile-dir",
+        "textfile_dir",
+        "DIR",
+        "write the metrics into DIR/rankwatch_<job>_<node>.prom too, every 15 s and at the end, for node_exporter's textfile collector",
+        accepted.run_dir,
+    ),
+    Option(
+        "dcgm-job-mapping-dir",
+        "dcgm_job_mapping_dir",
+        "DIR",
+        "dcgm-exporter's --hpc-job-mapping-dir: list the job there for its GPUs while it runs, so that DCGM_FI_* carry hpc_job=<job_id>",
+        accepted.run_dir,
+    ),
     Option("log-format", "log_format", "FORMAT", "lines on stderr: logfmt (the default) or json", accepted.choice("logfmt", "json")),
     Option(
         "on-incident",
@@ -167,6 +225,42 @@ OPTIONS = (
         "shell command to run when an incident opens, escalates or closes (RANKWATCH_CHANGE=opened|escalated|closed); its JSON is on stdin;"
         " ended after 30 s, also where the job ends before it",
         accepted.text,
+    ),
+    Option(
+        "alertmanager",
+        "alertmanager",
+        "URL",
+        "Alertmanager that is told at once, with or without Prometheus, when a verdict pages: under the labels of the rules, so that both are one alert;"
+        " may be repeated, all get it",
+        accepted.address,
+        "list",
+    ),
+    Option(
+        "alertmanager-credentials", "alertmanager_credentials", "FILE", "file with user:password or a bearer token for it, readable by you alone", accepted.path
+    ),
+    Option(
+        "webhook",
+        "webhook",
+        "URL",
+        "address that gets a JSON object with text and fields (Slack: text alone) when an incident that pages opens, gets worse or ends; may be repeated;"
+        " such an address is a secret: put it into RANKWATCH_WEBHOOK or a file rather than on the command line",
+        accepted.address,
+        "list",
+        secret=True,
+    ),
+    Option(
+        "sd-dir",
+        "sd_dir",
+        "DIR",
+        "tell Prometheus of this launcher's /metrics: a file_sd file in DIR, renewed every 30 s and removed at the end; rankwatch targets serves the folder",
+        accepted.run_dir,
+    ),
+    Option(
+        "termination-log",
+        "termination_log",
+        "FILE",
+        "write the verdict on a failed job there, at most 4096 bytes (default: /dev/termination-log in a Kubernetes pod; off: nowhere)",
+        accepted.path,
     ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}

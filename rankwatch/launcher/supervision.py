@@ -20,6 +20,7 @@ from rankwatch.launcher import rundir, torch_trace
 from rankwatch.launcher.aside import Aside
 from rankwatch.launcher.end_processes import KILL_AFTER_S, end_processes
 from rankwatch.launcher.inject import OLD_NAME_UNTIL, Injection, inject, nccl_timing_on, recorder_off, two_numbers
+from rankwatch.launcher.job_id import job_id
 from rankwatch.launcher.meeting import Meeting
 from rankwatch.launcher.slots import SlotDirectory, SlotPlace, sweep
 from rankwatch.model import JobInfo
@@ -35,6 +36,7 @@ EVIDENCE_S = 1.5  # how long torchrun's own end of the surviving workers may wai
 RUN_DIR_WAIT_S = rundir.DEADLINE_S + 2.0  # with --torch-trace the ranks need it from the start
 SLOTS_WAIT_S = 3.0  # a stuck /dev/shm is unheard of; /tmp may be anything
 FINISH_WAIT_S = {True: 1.0, False: 4.0}  # after success, after failure: past what Monitor.stop promises, only for one that hangs
+MESSAGES_WAIT_S = 1.0  # beyond that, for an Alertmanager or a webhook that is to hear how the job ended
 RUN_NAME_WAIT_S = 4.0  # for the name of the first launcher's run directory
 SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 12.0  # after one that took less, the monitor may have to start first: run directory, imports
 PACKAGE_DIR = os.path.dirname(os.path.abspath(rankwatch.__file__))
@@ -256,7 +258,8 @@ class Supervision:
             self._tell(lambda monitor: monitor.stop(exit_code))
             if self._attempt >= 0:
                 short = time.monotonic() - self._started_at < SHORT_JOB_S
-                self._aside.call(self._slots.remove, SHORT_JOB_WAIT_S if short else FINISH_WAIT_S[exit_code == 0])
+                more_s = MESSAGES_WAIT_S if self._options.alertmanager or self._options.webhook else 0.0
+                self._aside.call(self._slots.remove, (SHORT_JOB_WAIT_S if short else FINISH_WAIT_S[exit_code == 0]) + more_s)
             if self._options.torch_trace and self._run_place is not None:
                 path = self._run_place.path
                 self._aside.call(lambda: torch_trace.finish(path), FINISH_WAIT_S[exit_code == 0])
@@ -313,7 +316,8 @@ class Supervision:
         if self._run_place is None:
             first = start.group_rank == 0
             name = directory.run_name(RUN_NAME_WAIT_S) if directory is not None and not first and self._options.run_dir is None else ""
-            self._job_id = rundir.job_id(os.environ, start.rendezvous_id)
+            found = job_id(self._options.job_id, os.environ, start.rendezvous_id, socket.gethostname())
+            self._job_id = rundir.job_in(name) if found.drawn and rundir.job_in(name) else found.text
             self._run_place = rundir.make(self._options.run_dir, self._job_id, self._options.run_dir_mode, first_node=first, name=name)
             for note in self._run_place.notes:
                 self._say(note)

@@ -20,12 +20,13 @@ from rankwatch.monitor.evidence import Evidence, reported_stacks
 from rankwatch.monitor.files import RunFiles, as_json
 from rankwatch.monitor.incidents import TORN_DOWN_S, Book, fold, graver
 from rankwatch.monitor.policy import Limits
+from rankwatch.notify.direct import Direct
 from rankwatch.report import incident as incident_report
 
 REWRITE_EVERY_S = 5.0
 WAITING_SHOWN = 8
 BEFORE_DEATH_S = 2.0
-RECORDERS_COME_S = 5.0
+RECORDERS_COME_S = 20.0  # those of 64 nodes one after the other, over a slow network
 Recorders = Callable[[Iterable[int]], Mapping[int, Mapping[str, bytes]]]
 
 
@@ -49,12 +50,13 @@ class _Written:
 class Cases:
     """All incidents of this run. Called from the loop's thread only."""
 
-    def __init__(self, files: RunFiles, announcer: Announcer, command: IncidentCommand, evidence: Evidence) -> None:
+    def __init__(self, files: RunFiles, announcer: Announcer, command: IncidentCommand, evidence: Evidence, direct: Direct) -> None:
         self.book = Book()
         self.speaks = True  # False while another launcher judges the whole job: evidence is kept, nobody is called
         self._files = files
         self._announcer = announcer
         self._command = command
+        self._direct = direct
         self._evidence = evidence
         self._written: dict[str, _Written] = {}
         self._seen: dict[str, _Seen] = {}
@@ -84,7 +86,7 @@ class Cases:
         self._write(incident, status)
         fields = {"incident": incident_id, "taken": action.taken, "why": action.why, "culprit_ranks": list(incident.verdict.culprit_ranks)}
         self._files.event(action.at_wall, "action", fields)
-        self._announcer.acted(incident, status, self._files.path_of(incident_id, "report.txt") if self._files.known(incident_id) else "")
+        self._announcer.acted(incident, status, self._report(incident_id, status))
 
     def end_attempt(self, snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
         """Close everything: the processes that it was about are gone, and new ones run under their ranks.
@@ -116,10 +118,17 @@ class Cases:
             self._files.event(shown.now_wall(status), "incident_closed", self._fields(incident, incident_report.closed_by(incident, status) or ""))
         if self.speaks:
             self._command.finish(self._last_call(incident, status) for incident in told)
+            for incident in told:
+                self._direct.changed("closed", incident, status, incident_report.closed_by(incident, status) or "")
+            self._direct.finish()
 
     def _last_call(self, incident: Incident, status: Status) -> Call:
         reason = incident_report.closed_by(incident, status) or ""
-        return Call("closed", incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason)
+        return Call("closed", incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason, self._document(incident))
+
+    def _document(self, incident: Incident) -> str:
+        """Where its incident.json is, or will be in a moment."""
+        return self._files.path_of(incident.id, "incident.json") if self._files.known(incident.id) else ""
 
     def ranks_to_dump(self, changes: Iterable[IncidentChange]) -> tuple[int, ...]:
         """Whose stacks a new or a worse incident shows: the culprits and some of those that wait for them."""
@@ -188,6 +197,10 @@ class Cases:
                 self._written.pop(change.incident.id, None)
             if (change.kind != "updated" and not change.quiet) or change.renamed:
                 self._announce(replace(change, incident=self._newest(change.incident)), status)
+        if self.speaks:
+            self._direct.look(status)
+        else:
+            self._direct.rest()
 
     def _look(self, status: Status, snapshot: JobSnapshot) -> None:
         """Remember this look for the incidents whose trouble it still shows."""
@@ -230,12 +243,18 @@ class Cases:
 
     def _announce(self, change: IncidentChange, status: Status) -> None:
         incident = change.incident
-        report = self._files.path_of(incident.id, "report.txt") if self._files.known(incident.id) else ""
-        self._announcer.changed(change, status, report)
+        self._announcer.changed(change, status, self._report(incident.id, status))
         reason = (incident_report.closed_by(incident, status) or "") if change.kind == "closed" else ""
         self._files.event(incident.updated_wall_at, f"incident_{change.kind}", self._fields(incident, reason))
         if self.speaks:
-            self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason)
+            self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason, self._document(incident))
+            self._direct.changed(change.kind, incident, status, reason)
+
+    def _report(self, incident_id: str, status: Status) -> str:
+        """What a line names: the page in the archive where that has a link, else report.txt; "" where nothing is written."""
+        if not self._files.known(incident_id):
+            return ""
+        return shown.page_url(status.job, incident_id) if status.job.archive_url else self._files.path_of(incident_id, "report.txt")
 
     def _fields(self, incident: Incident, reason: str) -> Mapping[str, object]:
         """What events.jsonl says of an incident. reason: why it is closed."""

@@ -12,15 +12,19 @@ from typing import Any
 
 from rankwatch import redact
 from rankwatch.model import PAGING, Incident, Stack, Status
+from rankwatch.monitor.archive import Archive
 from rankwatch.monitor.writer import Writer
 from rankwatch.report import incident as incident_report
 from rankwatch.report import page, text
 from rankwatch.report import run as run_report
+from rankwatch.report import status as status_page
 
 MAX_INCIDENTS = 50
 MAX_BYTES = 200 << 20
 PER_RANK_FILES_UP_TO = 64
 REPRESENTATIVES = 8
+PAGE_EVERY_S = 60.0  # the last state as a page, beside each change of an incident: of a launcher that is killed it is all that is left
+FIRST_PAGE_S = 10.0  # not while the job starts
 MAX_REFUSED = 256  # ids; one that is forgotten is refused anew
 
 
@@ -33,9 +37,11 @@ class _Kept:
 class RunFiles:
     """Files of one launcher. `prefix` is "" on node 0, "nodes/<host>-<nonce>/" on the others."""
 
-    def __init__(self, writer: Writer, prefix: str = "") -> None:
+    def __init__(self, writer: Writer, prefix: str = "", archive: Archive | None = None) -> None:
         self._writer = writer
         self.prefix = prefix
+        self._archive = archive
+        self._pictured: tuple[float, tuple[object, ...]] | None = None  # when, and which open incidents it showed
         self._kept: dict[str, _Kept] = {}
         self._refused: dict[str, None] = {}
 
@@ -48,6 +54,25 @@ class RunFiles:
         """run.json, at the start and at the end."""
         self._writer.write(f"{self.prefix}run.json", lambda: as_json(run_report.to_json(status)))
 
+    def state(self, status: Status, now: float, final: bool = False) -> None:
+        """index.html, the status page as it is now: when an incident opens, changes or ends, else every PAGE_EVERY_S, and at the end."""
+        told = tuple((incident.id, incident.verdict.verdict, incident.verdict.culprit_ranks) for incident in status.open_incidents)
+        before = self._pictured = self._pictured or (now - PAGE_EVERY_S + FIRST_PAGE_S, ())
+        if not final and before[1] == told and 0 <= now - before[0] < PAGE_EVERY_S:
+            return
+        self._pictured = now, told
+
+        def rendered() -> bytes:
+            return status_page.render(status, live=False).encode("utf-8", "replace")
+
+        self._writer.write(f"{self.prefix}index.html", rendered)
+        self._keep("index.html", rendered)
+
+    def _keep(self, name: str, render: Callable[[], bytes]) -> None:
+        """Into the archive too; only node 0's, which has the whole job."""
+        if self._archive is not None and not self.prefix:
+            self._archive.put(name, render)
+
     def event(self, wall_at: float, kind: str, fields: Mapping[str, Any]) -> None:
         """One line of events.jsonl, without secrets."""
         self._writer.append(f"{self.prefix}events.jsonl", as_json({"at": round(wall_at, 3), "event": kind, **_public(fields)}, indent=None))
@@ -59,6 +84,10 @@ class RunFiles:
     def compile_text(self, line: Mapping[str, Any]) -> None:
         """One line of compile/texts.jsonl, already without secrets."""
         self._writer.append(f"{self.prefix}compile/texts.jsonl", as_json(line, indent=None))
+
+    def control(self, document: Mapping[str, Any]) -> None:
+        """control.json: where this launcher answers processes of the same user on its node."""
+        self._writer.write(f"{self.prefix}control.json", lambda: as_json(document))
 
     def incident(self, incident: Incident, status: Status) -> None:
         """incident.json first, then report.txt, index.html and a file for each stack."""
@@ -77,6 +106,9 @@ class RunFiles:
         self._writer.write(f"{place}/incident.json", lambda: rendered("incident.json", as_json(document())))
         self._writer.write(f"{place}/report.txt", lambda: rendered("report.txt", text.render(document()).encode("utf-8", "replace")))
         self._writer.write(f"{place}/index.html", lambda: rendered("index.html", page.render(document()).encode("utf-8", "replace")))
+        self._keep(f"{place}/incident.json", lambda: as_json(document()))
+        self._keep(f"{place}/report.txt", lambda: text.render(document()).encode("utf-8", "replace"))
+        self._keep(f"{place}/index.html", lambda: page.render(document(), files=False).encode("utf-8", "replace"))
         for rank in self.ranks_shown(incident, incident.stacks, status):
             self._writer.write(f"{place}/stacks/rank_{rank}.txt", _stack_file(incident.stacks[rank]))
 

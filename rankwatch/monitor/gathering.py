@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from rankwatch.model import NodeReport, RankState, Want
 from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.nodes.together import Together
+from rankwatch.monitor.on_demand import Found
 from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.reader import Reader
 from rankwatch.monitor.stacks import Target
@@ -37,6 +38,16 @@ class Gathering:
         self._evidence.request(self._targets(shown), at_once=True)
         if self._together is not None:
             self._together.ask((*wants, Want("stacks", shown, "an incident shows them")) if shown else wants, suspected)
+
+    def on_demand(self, ranks: Iterable[int], native: bool) -> Found:
+        """Ranks that a person asks for: how to dump those of this node; the other nodes are asked for theirs, but not for native ones."""
+        wanted, pids = tuple(ranks), self._reader.pids()
+        elsewhere: frozenset[int] = frozenset()
+        if self._together is not None and self._together.judges and not native:
+            elsewhere = frozenset(rank for rank in wanted if rank not in pids and rank in self._states())
+        if self._together is not None and elsewhere:
+            self._together.ask((Want("stacks", tuple(sorted(elsewhere)), "a person asks for them"),), suspected=True)
+        return Found(tuple(self._targets(wanted)), elsewhere)
 
     def everybody(self) -> None:
         """Start a dump of every rank of this node that lives."""

@@ -17,9 +17,10 @@ from typing import Any
 from rankwatch import stderr
 from rankwatch.config import RUNS, Options
 from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, RankState, Status, Verdict, Want
-from rankwatch.monitor import failure, heap, published
+from rankwatch.monitor import failure, heap, published, termination_log
 from rankwatch.monitor.action import ExitRequest
 from rankwatch.monitor.announce import Announcer, Out
+from rankwatch.monitor.archive import Archive
 from rankwatch.monitor.capabilities import settled
 from rankwatch.monitor.cases import Cases
 from rankwatch.monitor.command import IncidentCommand
@@ -29,16 +30,21 @@ from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.exits import ExitWatch
 from rankwatch.monitor.files import RunFiles
 from rankwatch.monitor.gathering import Gathering
+from rankwatch.monitor.node_files import NodeFiles
 from rankwatch.monitor.nodes.together import FINAL_WAIT_S, Directory, Together
 from rankwatch.monitor.numerics import Numerics, records_of
+from rankwatch.monitor.on_demand import Found, OnDemand
 from rankwatch.monitor.on_stuck import OnStuck
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.reader import Reader
 from rankwatch.monitor.second_opinions import SecondOpinions
 from rankwatch.monitor.stacks import StackCapture
+from rankwatch.monitor.target_file import TargetFile
 from rankwatch.monitor.web import Web
 from rankwatch.monitor.workers import Workers
 from rankwatch.monitor.writer import Writer
+from rankwatch.notify.direct import LAST_POST_S, Direct
+from rankwatch.report import archive as archive_names
 
 POLL_S = 0.5
 POLL_OPEN_S = 0.25
@@ -47,8 +53,11 @@ NODES_FAILURE_S = 0.5  # so long other nodes are waited for when a rank has fail
 POLL_NODES_S = 2.5  # of the judge of many nodes, should no round of reports come: otherwise each round is looked at once
 ERRORS_IN_A_ROW = 20
 SETTLED_AFTER_S = 20.0
+ASKED_WAIT_S = 2.0  # for a look that is under way when somebody asks for stacks
 STOP_WAIT_S = {True: 0.2, False: 2.0}  # after success, after failure
 LATE_FILES_S = 0.7  # beyond that, for files that are not on disk yet
+NODE_FILES_WAIT_S = 0.1  # at least, for what other exporters are to read of the end
+ARCHIVE_WAIT_S = 2.0  # for --archive-dir, which may lie on a slow mount
 LAST_HUNG_S = 1.0  # at the end nothing is left to wait for
 SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 5.0  # one that is over before we have begun to look still leaves its record and its last line
 
@@ -63,17 +72,26 @@ class Monitor:
     """Watches the workers of one launcher. Its methods may be called from the launcher's main thread, return within their bound and never raise."""
 
     def __init__(self, options: Options, job: JobInfo, limits: Limits, out: Out | None = None) -> None:
+        archive_name = archive_names.run_name(job.job_id, job.run_dir) if options.archive_dir else ""
+        if archive_name:
+            job = replace(job, archive_url=archive_names.run_url(options.external_url, archive_name))
         self.status = Status(job=job, snapshot=None)
         self._limits = limits
         self._announcer = Announcer(out if out is not None else stderr.current(), options.log_format, limits.blind_after_s)
         self._writer = Writer(job.run_dir, self._announcer.notice)
-        self._files = RunFiles(self._writer)
+        self._archive = Archive(options.archive_dir, archive_name, self._announcer.notice) if archive_name else None
+        self._files = RunFiles(self._writer, archive=self._archive)
         self._capture = StackCapture()
         self._evidence = Evidence(self._capture)
         self._opinions = SecondOpinions(os.environ, options.no_probe)
         self._command = IncidentCommand(options.on_incident, self._announcer.notice)
-        self._cases = Cases(self._files, self._announcer, self._command, self._evidence)
+        self._direct = Direct(options, self._announcer.notice)
+        self._cases = Cases(self._files, self._announcer, self._command, self._evidence, self._direct)
         self._web = Web(options, self._files, self._shown, self._announcer.notice)
+        self._node_files = NodeFiles(options, self._shown, self._announcer.notice)
+        self._on_demand = OnDemand(self._shown, self._find_asked, self._capture, self._files, self._announcer.notice, options.token_file)
+        self._target = TargetFile.of(options, lambda: self._web.served_at, self._announcer.notice)
+        self._termination_log = options.termination_log
         self._exits = ExitWatch(self._on_exit)
         self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._reader: Reader | None = None
@@ -97,6 +115,7 @@ class Monitor:
         self._started_at = 0.0
         self._acts = options.on_stuck == "exit"
         self._on_stuck = OnStuck(limits, self._writer)
+        self._refusal_said = False
 
     @property
     def exit_request(self) -> ExitRequest | None:
@@ -136,11 +155,12 @@ class Monitor:
 
     def stop(self, exit_code: int | None) -> None:
         """Judge once more, write and say what is left. At most 0.2 s after success, 2 s after failure; 5 s where the job took less than ten;
-        0.7 s more where the run directory is slow."""
+        0.7 s more where the run directory is slow, 1 s more where an Alertmanager or a webhook is."""
         short = time.monotonic() - self._started_at < SHORT_JOB_S
         wait_s = SHORT_JOB_WAIT_S if short else STOP_WAIT_S[exit_code == 0]
         until = time.monotonic() + wait_s
-        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S)
+        more_s = (LAST_POST_S if self._direct.tells else 0.0) + (ARCHIVE_WAIT_S if self._archive is not None else 0.0)
+        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S + more_s)
         self._running = False
 
     def _send(self, do: Callable[[], None], wait_s: float = 0.0) -> None:
@@ -233,8 +253,12 @@ class Monitor:
                 self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
         self._announcer.look(self.status, self._settled(snapshot))
         self._writer.check()
+        if not final:
+            self._files.state(self._shown(), snapshot.now)
         if self._acts and not self._ending and not final and self._cases.speaks:
             self._consider(snapshot)
+        if self._together is not None:
+            self._obey(self._together, snapshot)
 
     def _snapshot(self, reader: Reader, report: NodeReport, final: bool) -> JobSnapshot:
         now = time.monotonic()
@@ -262,6 +286,20 @@ class Monitor:
         if request is not None:
             self._failure_seen = True  # the job fails by this; the block at its end names the culprit
             self._cases.act(request.incident, Action("exit", snapshot.wall_at, request.why), self.status)
+            if self._together is not None:
+                self._together.order_end(request.culprit_ranks, request.why)
+
+    def _obey(self, together: Together, snapshot: JobSnapshot) -> None:
+        """The judge ends the whole job: this node's workers too, where its own command says so."""
+        order = together.take_order()
+        if order is None or self._ending or snapshot.final:
+            return
+        self._files.event(snapshot.wall_at, "order", {"end": self._acts, "ranks": order.culprit_ranks, "why": order.why})
+        if self._acts:
+            self._on_stuck.obey(snapshot.attempt, order.culprit_ranks, order.why)
+        elif not self._refusal_said:
+            self._refusal_said = True
+            self._announcer.notice("the judge of the job ends the workers (--on-stuck exit); this launcher was started without it: its workers run on")
 
     def _settled(self, snapshot: JobSnapshot) -> bool:
         ranks = snapshot.ranks()
@@ -286,6 +324,17 @@ class Monitor:
 
     def _states(self) -> dict[int, RankState]:
         return self.status.snapshot.ranks() if self.status.snapshot is not None else {}
+
+    def _find_asked(self, ranks: Iterable[int], native: bool) -> Found | None:
+        """The processes of ranks whose stacks a person asks for (any thread); None where this thread does not answer in time."""
+        found: list[Found] = []
+
+        def find() -> None:
+            if self._gathering is not None:
+                found.append(self._gathering.on_demand(ranks, native))
+
+        self._send(find, ASKED_WAIT_S)
+        return found[0] if found else None
 
     def _shown(self) -> Status:
         """The Status for pages and metrics: verdicts and incidents are the judge's alone."""
@@ -314,11 +363,12 @@ class Monitor:
             last_poll_s=took_s,
             cpu_s=time.process_time() - self._cpu_at_start_s,
             events_lost=sum(rank.events_lost for rank in snapshot.ranks().values()),
-            writes_dropped=self._writer.dropped,
+            writes_dropped=self._writer.dropped + self._node_files.failed,
             stack_dumps=dict(self._capture.counts),
             last_stack_dump_s=self._capture.last_s,
             store_calls=self._store[0],
             store_bytes=self._store[1],
+            notifications={**self._direct.counts, **self._command.counts},
         )
         self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._files.home, self._evidence.self_test)
         capabilities = {**self.status.job.capabilities, **self._opinions.capabilities()}
@@ -335,6 +385,7 @@ class Monitor:
             self._files.prefix = ""
         elif self._files.prefix == "":
             self._files.prefix = published.node_prefix(workers.node)
+            self.status = replace(self.status, job=replace(self.status.job, archive_url=""))  # the archive is the first node's, which has the whole job
         self._reader = reader = Reader(workers)
         if directory is not None and workers.nnodes > 1:
             folder, run_name = os.path.split(self._writer.root)
@@ -355,6 +406,9 @@ class Monitor:
             self._exits.add(worker.pid)
         self._files.event(time.time(), "workers_started", {"attempt": workers.attempt, "pids": {worker.rank: worker.pid for worker in workers.workers}})
         self._guarded(self._web.start)
+        self._guarded(lambda: self._target.start(self.status.job, judges=self._together is None or self._together.judges))
+        self._guarded(self._node_files.start)
+        self._guarded(lambda: self._on_demand.begin(workers))
         job = replace(self.status.job, status_url=self._web.url, world_size=workers.world_size, run_dir=self._files.home)
         self.status = replace(self.status, job=job, state="starting")
         self._files.run(self.status)
@@ -435,8 +489,11 @@ class Monitor:
                 self._speak(True)  # nobody else will say how this job ended
         self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
         self._cases.job_ended(self.status)
+        self._guarded(lambda: termination_log.tell(self._termination_log, self._shown(), self._cases.speaks, self._announcer.notice))
+        self._node_files.finish()
         self._files.event(time.time(), "end", {"exit_code": exit_code})
         self._files.run(self.status)
+        self._files.state(self._shown(), time.monotonic(), final=True)
         shown_status = self._with_files((until - time.monotonic()) * 0.4)
         if self._reader is not None:
             blame = failed and (self._failure_seen or not self._ending)
@@ -446,10 +503,18 @@ class Monitor:
         if not self._writer.flush(max(0.02, until + LATE_FILES_S - time.monotonic() - 0.1)):
             self._announcer.notice(f"not everything could be written to {self._writer.root}: it has not answered in time; files of this run are missing there")
             self._announcer.flush(0.05)
+        if self._archive is not None and not self._archive.flush(max(0.1, until + LATE_FILES_S - time.monotonic()) + ARCHIVE_WAIT_S - 0.2):
+            self._announcer.notice(f"not everything could be copied to {self._archive.root}: it has not answered in time; the run directory has everything")
+            self._announcer.flush(0.05)
         self._command.finished(until - time.monotonic())  # that its last calls have begun; they may outlive us
+        if not self._direct.flush():
+            self._announcer.flush(0.05)
+        self._node_files.wait(max(NODE_FILES_WAIT_S, until - time.monotonic()))
         self._running = False
         self._part()
         self._web.stop()
+        self._target.stop()
+        self._on_demand.stop()
         self._exits.close()
         self._opinions.close()
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from rankwatch import shown
 from rankwatch.model import Incident, JobSnapshot, MonitorHealth, RankState, Status, Verdict
+from rankwatch.monitor import timeline
 from rankwatch.monitor.capabilities import capabilities
 from rankwatch.monitor.incidents import Book
 from rankwatch.monitor.stacks import SelfTest
@@ -35,11 +37,11 @@ def status(
         status_url=url,
         capabilities=capabilities(ranks, self_test, before.job.capabilities),
     )
-    return replace(
+    new = replace(
         before,
         job=job,
         snapshot=snapshot,
-        verdicts=verdicts,
+        verdicts=book.told if book.storms else verdicts,
         open_incidents=book.open,
         closed_incidents=book.closed,
         forgotten={str(verdict): count for verdict, count in book.forgotten.items()},
@@ -47,6 +49,9 @@ def status(
         health=health,
         state=job_state(before.state, ranks, book.open, snapshot.ending),
     )
+    if not timeline.due(before.timeline, snapshot.world_size, snapshot.wall_at):
+        return new
+    return replace(new, timeline=timeline.extended(before.timeline, shown.rank_views(new), snapshot.world_size, snapshot.wall_at))
 
 
 def job_state(before: JobState, ranks: Sequence[RankState], open_incidents: Sequence[Incident], ending: str) -> JobState:

@@ -8,8 +8,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rankwatch.config import Options
 from rankwatch.model import Incident, Status
@@ -19,7 +20,9 @@ from rankwatch.monitor.pool import Job
 if TYPE_CHECKING:
     from rankwatch.export.prometheus import Exporter
     from rankwatch.serve.server import Request, Response, Route, Server
+    from rankwatch.serve.tls import Tls
 
+TOKEN = "token"
 MAX_FILE_BYTES = 64 << 20
 STALE_AFTER_S = 10.0
 START_WAIT_S = 2.0  # a file server or a name server that does not answer must not hold the looks up
@@ -62,12 +65,18 @@ class Web:
 
     def _begin(self) -> None:
         from rankwatch.export.prometheus import Exporter
+        from rankwatch.serve.address import parse
+        from rankwatch.serve.http import is_loopback
         from rankwatch.serve.server import Server
 
         self._exporter = Exporter(self._options.metrics_level)
         external = urlsplit(self._options.external_url).hostname
         try:
-            server = Server(self._options.listen, self.routes(), self._token(), hosts=(external,) if external else ())
+            tls = self._tls()
+            token, token_at = self._token(), ""
+            if token is None and (tls is None or not tls.clients_certified) and not is_loopback(parse(self._options.listen)[0]):
+                token, token_at = self._drawn_token()
+            server = Server(self._options.listen, self.routes(), token, hosts=(external,) if external else (), tls=tls, token_at=token_at)
             url = server.start()
         except (OSError, ValueError) as error:
             self._say(f"no status page: {error}")
@@ -87,6 +96,12 @@ class Web:
         if server is not None:
             server.stop()
 
+    @property
+    def served_at(self) -> str:
+        """Where the server itself listens, whatever --external-url says; "" while it does not."""
+        server = self._server
+        return server.url if server is not None else ""
+
     def routes(self) -> Mapping[str, Route]:
         """Path -> route, for serve.server.Server."""
         return {
@@ -97,7 +112,14 @@ class Web:
             "/api/v1/compile": self._compile,
             "/api/v1/incidents": self._incidents,
             "/incidents/": self._incident,
+            "/index.html": self._home,
+            **({kept: self._archived} if (kept := self._archived_below()) else {}),
         }
+
+    def _archived_below(self) -> str:
+        """The path under which links to the archive begin, "/<job>-<run>/"; "" without an archive."""
+        url = self._status().job.archive_url
+        return f"/{unquote(url.rstrip('/').rpartition('/')[2])}/" if url else ""
 
     def _token(self) -> str | None:
         if not self._options.token_file:
@@ -108,6 +130,38 @@ class Web:
             return read_token(self._options.token_file)
         except ValueError as error:
             raise ValueError(f"--token-file {error}") from None
+
+    def _drawn_token(self) -> tuple[str | None, str]:
+        """A token for a run that was given none, and where it lies; (None, "") where it cannot be kept safely: then the server stays on loopback."""
+        from rankwatch.serve.token import drawn_token
+
+        path = os.path.join(os.path.abspath(self._status().job.run_dir), TOKEN)
+        try:
+            token = drawn_token(path)
+        except ValueError as error:
+            self._say(f"no token for the status page: {error}")
+            return None, ""
+        self._say(f"the status page asks for the token in {path} (as Bearer, or as the password of any user)")
+        return token, path
+
+    def _tls(self) -> Tls | None:
+        if not self._options.tls_cert:
+            return None
+        from rankwatch.serve.tls import load
+
+        try:
+            return load(self._options.tls_cert, self._options.tls_key, self._options.tls_client_ca)
+        except ValueError as error:
+            raise ValueError(f"--tls-cert: {error}") from None
+
+    def _archived(self, request: Request) -> Response:
+        """What links to the archive name, while the launcher itself answers under --external-url."""
+        from rankwatch.serve.http import find
+
+        path = request.path[len(self._archived_below()) - 1 :]
+        routes = self.routes()
+        route = find({name: routes[name] for name in routes if name != self._archived_below()}, path)
+        return route(replace(request, path=path)) if route is not None else _response("no such page\n", TEXT, 404)
 
     # -- routes ------------------------------------------------------------------------------------------------------------
 
@@ -140,12 +194,18 @@ class Web:
             return _response(as_json({"error": "no rank has compiled anything yet"}), JSON, 404)
         return _response(as_json(document, indent=None), JSON)
 
-    def _incidents(self, _request: Request) -> Response:
-        from rankwatch.report import incident as report
+    def _incidents(self, request: Request) -> Response:
+        """All incidents, of very many some as rows; with ?id=ID that one, whole."""
+        from rankwatch.report import incident_list
 
         status = self._status()
-        documents = [report.to_json(incident, status) for incident in (*status.open_incidents, *reversed(status.closed_incidents))]
-        return _response(as_json({"incidents": documents}, indent=None), JSON)
+        incident_id = request.query.get("id")
+        if incident_id is None:
+            return _response(as_json(incident_list.to_json(status), indent=None), JSON)
+        document = self._document(incident_id, _with_id(incident_id, status), status)
+        if document is None:
+            return _response(as_json({"error": "no such incident in this run"}), JSON, 404)
+        return _response(as_json({"incidents": [document]}, indent=None), JSON)
 
     def _incident(self, request: Request) -> Response:
         """A file of an incident of this run and nothing else: the name is matched as a whole, the id must be one of ours."""
@@ -156,7 +216,7 @@ class Web:
             return _response("no such page\n", TEXT, 404)
         incident_id, name = found[1], found[2] or "index.html"
         status = self._status()
-        incident = next((one for one in (*status.open_incidents, *status.closed_incidents) if one.id == incident_id), None)
+        incident = _with_id(incident_id, status)
         if name in ("index.html", "report.txt", "incident.json"):
             document = self._document(incident_id, incident, status)
             if document is None:
@@ -190,6 +250,10 @@ class Web:
                 return file.read(MAX_FILE_BYTES)
         except OSError:
             return None
+
+
+def _with_id(incident_id: str, status: Status) -> Incident | None:
+    return next((incident for incident in (*status.open_incidents, *status.closed_incidents) if incident.id == incident_id), None)
 
 
 def _response(body: bytes | str, content_type: str, status: int = 200) -> Response:

@@ -10,8 +10,11 @@ from rankwatch.model import CollectiveSum, Status
 
 MAX_ROWS = 12
 SAMPLED_RANKS = 256  # of a large job: bandwidth is the same for all ranks of a node
-HEAD = ("operation", "size", "group", "count", "on the device", "bus bandwidth")
-NOTE = "On the device: least to most of any rank, waits for the others included. Bus bandwidth: by nccl-tests' formulas, of the last rank of each operation."
+HEAD = ("operation", "size", "group", "count", "on the device", "bus bandwidth", "comes last")
+NOTE = (
+    "On the device: least to most of any rank, waits for the others included. Bus bandwidth: by nccl-tests' formulas, of the last rank of each operation."
+    " Comes last: the rank whose device spends least in it."
+)
 
 
 def rows(status: Status) -> list[dict[str, Any]]:
@@ -63,6 +66,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         str(row.get("operation", "?")), str(row.get("size", "?")), str(row.get("group", "?")), str(row.get("count", "?")), times,
         f"{bound}{rate / 1e9:.1f} GB/s" if isinstance(rate, (int, float)) else "-",
+        f"rank {row['least_rank']}" if isinstance(row.get("least_rank"), int) and least != most else "-",
     )  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwatch import shown
+from rankwatch.report import timeline
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -20,7 +22,9 @@ def environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader
 
     env = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    env.filters.update(duration=_known(shown.duration), utc=_known(shown.utc), bytes=_known(size), lost=_known(shown.lost_words), present=present, ranks=ranks)
+    env.filters.update(duration=_known(shown.duration), utc=_known(shown.utc), bytes=_known(size), lost=_known(shown.lost_words))
+    env.filters.update(present=present, ranks=ranks, marked=marked, past=lambda text: shown.past(str(text)))
+    env.filters["letter"] = lambda kind: timeline.LETTERS.get(str(kind), "")
     return env
 
 
@@ -43,6 +47,13 @@ def ranks(text: object) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup(str(escape(text)).replace(",", ",<wbr>"))
+
+
+def marked(text: object) -> Markup:
+    """A line of ours, of which what stands in backticks is code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def present(value: object) -> object:

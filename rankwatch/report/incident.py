@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rankwatch import __version__, gpu_memory, redact, shown, traces
 from rankwatch.model import Action, CompileActivity, Crash, Gpu, Incident, JobSnapshot, RankState, Stack, Status, Straggling, Verdict, WaitedOn
-from rankwatch.report import collectives
+from rankwatch.report import collectives, timeline
 from rankwatch.wire.ranks import compress
 
 SCHEMA = 1
@@ -20,6 +20,7 @@ MAX_TRACEBACK_CHARS = 20_000
 MAX_RANKS_SHOWN = 64
 MAX_CHILDREN = 4
 MAX_GROUPS = 20
+MAX_RANKS_BY_NODE = 512
 
 
 def to_json(incident: Incident, status: Status) -> dict[str, Any]:
@@ -86,6 +87,8 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         "pids": {str(rank): pid for rank, pid in sorted(incident.pids.items())},
         "crash": crashes,
         "memory": seen.get("memory") or {},
+        "nodes": seen.get("nodes") or [],
+        "timeline": seen.get("timeline") or {},
         "ranks": seen["ranks"],
         "groups": seen["groups"],
         "collectives": seen.get("collectives") or [],
@@ -111,8 +114,28 @@ def picture(incident: Incident, status: Status) -> dict[str, Any]:
         "collectives": collectives.rows(status),
         "crash": _crashes(incident, status.snapshot),
         "memory": _memory(incident, status.snapshot),
+        "nodes": _nodes(status),
+        "timeline": _timeline(incident, status, as_of),
         "timeout_at": float(incident.updated_wall_at) + left_s if left_s is not None else None,
     }
+
+
+def _nodes(status: Status) -> list[dict[str, str]]:
+    """Which ranks run where, for the map; [] for one node and for jobs that are drawn without nodes."""
+    if status.snapshot is None or status.job.world_size > MAX_RANKS_BY_NODE or len(status.snapshot.nodes) < 2:
+        return []
+    return [
+        {"node": shown.one_line(node.node), "ranks": compress((*node.silent_ranks, *(state.rank for state in node.ranks)))} for node in status.snapshot.nodes
+    ]
+
+
+def _timeline(incident: Incident, status: Status, until_wall: float) -> dict[str, Any]:
+    """What the culprits, some that wait, some that are silent and, of a small job, all others did in the ten minutes before."""
+    verdict = incident.verdict
+    chosen = [*verdict.culprit_ranks[:8], *verdict.waiting_ranks[:6], *verdict.unknown_ranks[:2]]
+    if status.job.world_size <= MAX_RANKS_SHOWN:
+        chosen += range(status.job.world_size)
+    return timeline.rows(status.timeline, [rank for rank in chosen if rank >= 0], until_wall)
 
 
 def job_end(incident: Incident, status: Status) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from rankwatch import shown, traces
 from rankwatch.model import PAGING
-from rankwatch.report import html, rank_map, text
+from rankwatch.report import collectives, html, text, timeline, who
+from rankwatch.report.compile_parts import table
 from rankwatch.wire.ranks import expand
 
 MAX_GROUPS = 20
@@ -18,6 +19,8 @@ MAX_RAW_STACKS = 32
 MAX_RAW_CHARS = 12_000
 MAX_RAW_TOTAL = 120_000
 MAX_JSON_CHARS = 60_000
+MAX_FILES = 80
+LINKED_OTHERS = 8  # of a large job so many others have a file of their own, see monitor/files.py
 LONG_LIST = 64
 _LISTS = ("advice", "evidence", "missing_evidence", "recorder_files")
 
@@ -43,8 +46,11 @@ class StackView:
     runs: tuple[tuple[bool, tuple[FrameView, ...]], ...]
 
 
-def render(doc: Mapping[str, Any], nonce: str = "") -> str:
-    """The page of an incident.json document of any age. `nonce`: of the server's content security policy, for the little script."""
+def render(doc: Mapping[str, Any], nonce: str = "", files: bool = True) -> str:
+    """The page of an incident.json document of any age.
+
+    nonce: of the server's content security policy, for the little script. files: whether stacks/ and fr/ lie beside it, so that they can be linked.
+    """
     doc = {"cause": "?", "domain": "?", "confidence": "?", **{key: [] for key in _LISTS}, **doc}
     groups = stack_views(doc)
     raw, left_out = raw_stacks(doc)
@@ -58,11 +64,17 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
         paging=doc.get("verdict") in PAGING and not over,
         over=over,
         ended=text.end_words(doc),
-        summary=text.summary_words(doc),
+        summary=text.summary_words(doc) if over else shown.without_countdown(text.summary_words(doc)) or text.summary_words(doc),
         facts=facts(doc),
         deadline=None if over else text.deadline(doc),
-        rank_map=the_map(doc),
-        clusters=clusters(doc),
+        left_words=text.left_words(doc),
+        cards=who.cards(doc),
+        timeline=timeline.chart(table(doc, "timeline")),
+        collective_rows=[collectives.cells(row) for row in doc.get("collectives") or ()],
+        evidence_files=evidence_files(doc),
+        files=files,
+        rank_map=who.the_map(doc),
+        clusters=who.clusters(doc, text.call_words(doc)),
         ranks=list((doc.get("ranks") or {}).values())[:16],
         memory_rows=text.memory_rows(doc),
         compile_rows=[(rank, activity, text.compile_words(activity, over)) for rank, activity in list((doc.get("compile") or {}).items())[:32]],
@@ -81,9 +93,19 @@ def render(doc: Mapping[str, Any], nonce: str = "") -> str:
         command=" ".join((doc.get("run") or {}).get("command") or ()),
         size=text.size_words(doc.get("run") or {}),
         folder=f"{(doc.get('run') or {}).get('run_dir', '')}/incidents/{doc.get('id')}",
-        commands=commands(doc),
+        commands=who.commands(doc, over),
         document=document(doc),
     )
+
+
+def evidence_files(doc: Mapping[str, Any]) -> list[str]:
+    """Names of what lies in the incident's folder beside the page, culprits first, at most MAX_FILES."""
+    caught = {int(rank) for rank, body in (doc.get("stacks") or {}).items() if body and rank.isdigit()}
+    culprits = [rank for rank in doc.get("culprit_ranks") or () if rank in caught]
+    others = sorted(caught.difference(culprits))
+    few = int((doc.get("run") or {}).get("world_size") or 0) <= LONG_LIST
+    ranks = (*culprits, *(others if few else others[:LINKED_OTHERS]))
+    return ["incident.json", "report.txt", *(f"stacks/rank_{rank}.txt" for rank in ranks), *map(str, doc.get("recorder_files") or ())][:MAX_FILES]
 
 
 def crash_text(crash: Mapping[str, Any]) -> str:
@@ -95,7 +117,7 @@ def facts(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The lines under the headline, as (what, value)."""
     rows = [
         ("culprit", text.culprit_words(doc)),
-        ("at", str(doc.get("at") or "")),
+        ("where", str(doc.get("at") or "")),
         ("time", text.times_words(doc)),
         ("waited" if text.over(doc) else "waiting", text.waiting_words(doc)),
         ("no report", shown.short_ranks(doc.get("unknown_ranks") or (), 160)),
@@ -103,49 +125,6 @@ def facts(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((("action", text.action_words(doc)),) if doc.get("action") else ()),
     ]
     return [(what, value) for what, value in rows if value]
-
-
-def the_map(doc: Mapping[str, Any]) -> rank_map.RankMap | None:
-    """Every rank of the world: its phase where the document knows it, else waiting, silent or other."""
-    world_size = int((doc.get("run") or {}).get("world_size") or 0)
-    rows = doc.get("ranks") or {}
-    kinds: dict[str, list[int]] = {"collective_wait": list(doc.get("waiting_ranks") or ()), "no_report": list(doc.get("unknown_ranks") or ())}
-    if doc.get("cause") == "compiling":
-        kinds["compiling"] = list(doc.get("culprit_ranks") or ())
-    for rank, row in rows.items():
-        kinds.setdefault(_kind(row), []).append(int(rank))
-    titles = {int(rank): f"{_label(row)} {row.get('detail') or ''}".strip() for rank, row in rows.items()}
-    return rank_map.build(min(world_size, 1 << 17), kinds, doc.get("culprit_ranks") or (), titles)
-
-
-def _kind(row: Mapping[str, Any]) -> str:
-    return str(row.get("kind") or row.get("phase") or "other")
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    return str(row.get("label") or str(row.get("phase") or "?").replace("_", " "))
-
-
-def clusters(doc: Mapping[str, Any]) -> list[tuple[int, str, str, str, str, bool]]:
-    """Ranks that do the same: (how many, ranks, kind for the colour, label, detail, whether culprits), culprits first."""
-    found: dict[tuple[bool, str, str, str], list[int]] = {}
-    rows = doc.get("ranks") or {}
-    for rank, row in rows.items():
-        detail = str(row.get("detail") or "") if row.get("phase") != "running" or row.get("culprit") else ""
-        found.setdefault((bool(row.get("culprit")), _kind(row), _label(row), detail), []).append(int(rank))
-    lost = [rank for rank in doc.get("culprit_ranks") or () if str(rank) not in rows]
-    if lost:
-        found[(True, "culprit", f"culprit: {doc.get('cause') or '?'}", str(doc.get("at") or ""))] = lost
-    unseen = [rank for rank in doc.get("waiting_ranks") or () if str(rank) not in rows]
-    if unseen:
-        detail = text.waiting_words(doc).partition(" in ")[2].partition(",")[0]
-        found.setdefault((False, "collective_wait", "waiting", detail), []).extend(unseen)
-    if doc.get("unknown_ranks"):
-        found[(False, "no_report", "no report", "")] = list(doc["unknown_ranks"])
-    return [
-        (len(ranks), shown.short_ranks(ranks, 200), kind, label, detail, culprit)
-        for (culprit, kind, label, detail), ranks in sorted(found.items(), key=lambda item: (not item[0][0], len(item[1])))
-    ]
 
 
 def stack_views(doc: Mapping[str, Any]) -> list[StackView]:
@@ -234,15 +213,6 @@ def raw_stacks(doc: Mapping[str, Any]) -> tuple[list[tuple[str, str]], int]:
     return chosen, len(order) - len(chosen)
 
 
-def commands(doc: Mapping[str, Any]) -> list[str]:
-    """What one would type next, on the culprit's node."""
-    pids = doc.get("pids") or {}
-    found = [pids[str(rank)] for rank in (doc.get("culprit_ranks") or ())[:2] if str(rank) in pids]
-    if text.over(doc) or doc.get("cause") in ("exited", "killed", "oom_killed", "crashed"):
-        found = []
-    return [f"py-spy dump --native --pid {pid}" for pid in found]
-
-
 def document(doc: Mapping[str, Any]) -> str:
     """incident.json as shown at the foot: stacks are above, long lists of ranks compressed; "" where it is still too long."""
 
@@ -253,5 +223,5 @@ def document(doc: Mapping[str, Any]) -> str:
             return {key: short(item) for key, item in value.items()}
         return [short(item) for item in value] if isinstance(value, list) else value
 
-    body = json.dumps({key: short(value) for key, value in doc.items() if key not in ("stacks", "stack_groups", "ranks")}, indent=1)
+    body = json.dumps({key: short(value) for key, value in doc.items() if key not in ("stacks", "stack_groups", "ranks", "timeline")}, indent=1)
     return body if len(body) <= MAX_JSON_CHARS else ""

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from rankwatch import shown
 from rankwatch.model import Incident, RankState, Status
-from rankwatch.report import collectives
+from rankwatch.report import alike, collectives
 from rankwatch.report import incident as incidents
 from rankwatch.report.run import brief, waiting
 from rankwatch.wire.ranks import compress
@@ -19,6 +19,7 @@ MAX_ROWS = 64
 REPRESENTATIVES = 4
 MAX_CLOSED = 20
 MAX_OPEN = 64
+MAX_ADVICE = 4
 _REDRAW_S = 10.0
 
 _last: tuple[Status, dict[str, Any]] | None = None
@@ -60,6 +61,7 @@ def _build(status: Status) -> dict[str, Any]:
         "steps_min": min(steps, default=0),
         "steps_max": max(steps, default=0),
         "step_s": step_s,
+        "steps_per_s": round(1 / step_s, 4) if step_s else None,
         "timeout_s": incidents.number(shown.smallest_timeout_s(snapshot)),
         "timeout_used": round(max((view.inflight_s / view.timeout_s for view in views.values() if view.timeout_s), default=0.0), 4),
         "waiting": waiting(status),
@@ -67,13 +69,14 @@ def _build(status: Status) -> dict[str, Any]:
         "culprits": compress(rank for verdict in verdicts for rank in verdict.culprit_ranks if rank >= 0),
         "odd": compress(rank for rank, view in views.items() if view.kind == "culprit"),
         "stuck": compress(rank for rank, view in views.items() if view.stuck),
+        "alike": alike.to_json(alike.groups(views, alike.places(states, status.open_incidents), _silent(views, status.job.world_size))),
         "ranks": [incidents.rank_row(states[rank], views[rank], status) for rank in chosen],
         "groups": incidents.groups(status, verdicts),
         "collectives": collectives.rows(status),
         "compile": [_compile_row(states[rank], status) for rank in _compile_ranks(states)],
         "probes": _probes(states),
         "incidents": {
-            "open": [brief(incident, status) for incident in _gravest(status)],
+            "open": [_open_row(incident, status) for incident in _gravest(status)],
             "num_open": len(status.open_incidents),
             "closed": [brief(incident, status) for incident in reversed(status.closed_incidents[-MAX_CLOSED:])],
         },
@@ -101,6 +104,22 @@ def _build(status: Status) -> dict[str, Any]:
     drawn = (doc["state"], doc["incidents"], phases, doc["odd"], doc["stuck"], under_way, doc["ranks_seen"], int(doc["as_of"] // _REDRAW_S))
     doc["revision"] = f"{crc32(json.dumps(drawn, sort_keys=True).encode()):08x}"
     return doc
+
+
+def _open_row(incident: Incident, status: Status) -> dict[str, Any]:
+    """An open incident as a row of a list, with what to do about it and where its culprit is."""
+    seen_at, verdict = float(shown.now_wall(status)), incident.verdict
+    left_s = incidents.number(verdict.timeout_left_s)
+    return {
+        **brief(incident, status),
+        "at": shown.one_line(shown.at(verdict, incident.stacks)),
+        "advice": incidents.lines(verdict.advice[:MAX_ADVICE]),
+        "timeout_at": round(seen_at + left_s, 3) if left_s is not None else None,
+    }
+
+
+def _silent(views: Mapping[int, shown.RankView], world_size: int) -> list[int]:
+    return [rank for rank in range(world_size) if rank not in views]
 
 
 def _gravest(status: Status) -> list[Incident]:

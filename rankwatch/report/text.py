@@ -8,7 +8,8 @@ from typing import Any
 
 from rankwatch import gpu_memory, shown, traces
 from rankwatch.model import PAGING
-from rankwatch.report import collectives
+from rankwatch.report import collectives, timeline, who
+from rankwatch.report.compile_parts import table
 
 WIDTH = 110
 MAX_STACKS = 24
@@ -22,6 +23,7 @@ def render(doc: Mapping[str, Any]) -> str:
         _headline(doc),
         _section("What to do", _bullets(doc.get("advice") or ())),
         _section("Who waited" if over(doc) else "Who waits", _waiting(doc)),
+        _section("Who did what" if over(doc) else "Who does what", _who(doc)),
         _section("Exception", _crash(doc)),
         _section("Compiling", _compile(doc)),
         _section("Memory of the GPU", _bullets(memory_rows(doc))),
@@ -29,9 +31,11 @@ def render(doc: Mapping[str, Any]) -> str:
         _section("Full stacks", _stacks(doc)),
         _section("Process groups", _groups(doc)),
         _section("Collectives so far", collectives.table(doc.get("collectives") or ())),
+        _section("The last ten minutes", timeline.lines(table(doc, "timeline"))),
         _section("Evidence", _bullets(doc.get("evidence") or ())),
         _section("Missing evidence", _bullets(doc.get("missing_evidence") or ())),
         _section("History", _history(doc)),
+        _section("Commands", (f"{where}: {command}" for where, command in who.commands(doc, over(doc)))),
         _section("Files", _files(doc)),
         _section("Run", _run(doc)),
     ]
@@ -212,6 +216,21 @@ def waiting_words(doc: Mapping[str, Any], limit: int = 160) -> str:
     return f"{shown.plural(len(waiting), 'rank')}: {shown.short_ranks(waiting, limit)}{where}"
 
 
+def call_words(doc: Mapping[str, Any]) -> str:
+    """ "all_reduce seq 26 of default_pg": what is waited in."""
+    return waiting_words(doc).partition(" in ")[2].partition(",")[0]
+
+
+def left_words(doc: Mapping[str, Any]) -> str:
+    """ "9m00s" until the watchdog as of the document, "unknown" where a timeout runs that cannot be told, "" where none runs."""
+    due, until = deadline(doc), doc.get("as_of", doc.get("updated_at"))
+    if over(doc) or not doc.get("waiting_ranks"):
+        return ""
+    if due is None or until is None:
+        return "unknown" if doc.get("timeout_known") is False else ""
+    return shown.duration(max(0.0, due - until))
+
+
 def group_words(group: Mapping[str, Any]) -> str:
     """ "all_reduce seq 26 of default_pg, [1024, 1024] Float"."""
     sizes = " ".join(map(str, group.get("sizes") or ()))
@@ -276,6 +295,11 @@ def _waiting(doc: Mapping[str, Any]) -> list[str]:
     if unknown:
         rows.append(f"without a report: {shown.plural(len(unknown), 'rank')}: {shown.short_ranks(unknown, 400)}")
     return rows
+
+
+def _who(doc: Mapping[str, Any]) -> list[str]:
+    rows = who.clusters(doc, call_words(doc))
+    return [f"{'rank' if number == 1 else 'ranks'} {ranks}: {label}{f', {detail}' if detail else ''}" for number, ranks, _, label, detail, _ in rows]
 
 
 def _crash(doc: Mapping[str, Any]) -> list[str]:

@@ -2,17 +2,30 @@
 
 import dataclasses
 import json
+import re
 
 import build_status
 import pytest
 from golden import check
 
 from rankwatch.export.prometheus import Exporter
-from rankwatch.model import Waited
+from rankwatch.model import PhaseLook, Waited
 from rankwatch.notify import lines
-from rankwatch.report import incident, markdown, run, state, text
+from rankwatch.report import hidden, incident, markdown, page, run, state, text
+from rankwatch.report import status as status_page
 
 CASES = {"stuck": build_status.stuck_status, "compiling": build_status.compiling_status, "crashed": build_status.crashed_status}
+
+
+LOOKS = (
+    PhaseLook(build_status.WALL - 300, (("running", "0-7"),), build_status.WALL - 62),
+    PhaseLook(build_status.WALL - 60, (("collective_wait", "0,2-7"), ("culprit", "1")), build_status.WALL),
+)
+
+
+def without_style(page):
+    """What the page says; how it looks is for eyes."""
+    return re.sub(r"<(style|script)[^>]*>.*?</\1>", r"<\1></\1>", page, flags=re.DOTALL)
 
 
 def as_text(document):
@@ -33,6 +46,10 @@ class TestIncident:
         status = CASES[case]()
         check(f"{case}.md", markdown.render(incident.to_json(status.open_incidents[0], status)))
 
+    def test_page(self, case):
+        status = CASES[case](timeline=LOOKS)
+        check(f"{case}_page.html", without_style(page.render(incident.to_json(status.open_incidents[0], status))))
+
     def test_text_is_the_same_from_the_file_as_from_memory(self, case):
         status = CASES[case]()
         document = incident.to_json(status.open_incidents[0], status)
@@ -47,6 +64,16 @@ def test_metrics():
 
 def test_run_json():
     check("run.json", as_text(run.to_json(build_status.stuck_status())))
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_status_page(live):
+    check(f"status_{'live' if live else 'kept'}.html", without_style(status_page.render(build_status.stuck_status(), live=live)))
+
+
+def test_a_report_for_strangers():
+    status = build_status.stuck_status()
+    check("stuck_redacted.md", markdown.render(hidden.hide(incident.to_json(status.open_incidents[0], status))))
 
 
 def test_state_json():

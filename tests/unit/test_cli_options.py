@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,29 +23,11 @@ def error_of(capsys, *argv):
     return capsys.readouterr().err
 
 
-def test_the_options_are_exactly_those_that_work():
-    assert [option.flag for option in OPTIONS] == [
-        "--run-dir",
-        "--run-dir-mode",
-        "--listen",
-        "--external-url",
-        "--token-file",
-        "--peers",
-        "--peer-address",
-        "--stuck-after",
-        "--on-stuck",
-        "--limit",
-        "--no-probe",
-        "--probe",
-        "--torch-trace",
-        "--nccl-timing",
-        "--collective-history",
-        "--label",
-        "--owner",
-        "--metrics-level",
-        "--log-format",
-        "--on-incident",
-    ]
+def test_the_readme_lists_the_options_that_exist_and_no_other():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    section = text[text.index("\n## Options\n") : text.index("\n## Metrics\n")]
+    listed = {flag for row in re.findall(r"^\| (`--.*?) \| ", section, re.MULTILINE) for flag in re.findall(r"`(--[a-z-]+)", row)}
+    assert listed == {option.flag for option in OPTIONS}
 
 
 def test_words_after_the_command_are_its_own():
@@ -169,12 +153,8 @@ def test_a_command_that_the_shell_knows_or_only_the_shell_can_judge_is_no_proble
     assert list(usable.problems(Options(on_incident=command))) == []
 
 
-def test_an_address_beyond_loopback_without_a_token_is_a_problem_that_refuses_nothing(tmp_path):
-    (problem,) = usable.problems(Options(listen="0.0.0.0:9000"))
-    assert str(problem).startswith("--listen: 0.0.0.0:9000 is no loopback address and needs a token: give --token-file FILE")
-    assert usable.settled(Options(listen="0.0.0.0:9000")).listen == "0.0.0.0:9000"
-    (tmp_path / "token").write_text("t\n")
-    assert list(usable.problems(Options(listen="0.0.0.0:9000", token_file=str(tmp_path / "token")))) == []
+def test_an_address_beyond_loopback_needs_no_token_file_since_one_is_drawn(tmp_path):
+    assert list(usable.problems(Options(listen="0.0.0.0:9000"))) == []
 
 
 @pytest.mark.parametrize(

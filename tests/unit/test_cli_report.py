@@ -1,4 +1,4 @@
-"""`rankwatch report` and `rankwatch ls` on the files of finished runs."""
+"""`rankwatch report` on the files of finished runs."""
 
 from __future__ import annotations
 
@@ -140,50 +140,17 @@ def test_a_damaged_incident_is_named_and_the_others_are_shown(run, capsys):
     assert "cannot be read" in shown.err
 
 
-def test_ls_lists_runs_with_their_end_and_incidents(run, capsys):
-    incident(run, "20260101T000100Z-1", verdict="slow")
-    incident(run, "20260101T000200Z-2", verdict="stuck")
-    (run / "run.json").write_text(
-        json.dumps(
-            {
-                "exit_code": 1,
-                "started_at": 1000.0,
-                "ended_at": 1125.0,
-                "command": ["rankwatch", "--owner", "a", "torchrun", "--nproc-per-node", "2", "/a/b/train.py", "--lr", "1"],
-            }
-        )
-    )
-    other = run.parent / "20260102T000000Z-other"
-    other.mkdir()
-    (other / "run.json").write_text('{"exit_code": null}')
-    assert cli.main(["ls"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "RUN                     LASTED  EXIT             INCIDENTS        COMMAND",
-        "20260102T000000Z-other  -       no end recorded  none",
-        "20260101T000000Z-job    2m05s   1                1 slow, 1 stuck  torchrun --nproc-per-node 2 train.py --lr 1",
-    ]
-
-
-def test_ls_lists_by_the_start_of_the_run_whatever_its_name(run, capsys):
-    for name, started in (("a", 300.0), ("b", 100.0), ("c", 200.0)):
-        (run.parent / name).mkdir()
-        (run.parent / name / "run.json").write_text(json.dumps({"started_at": started}))
-    (run / "run.json").write_text(json.dumps({"started_at": 50.0}))
-    assert cli.main(["ls"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["a", "c", "b", run.name]
-
-
-def test_ls_counts_an_incident_by_the_worst_verdict_it_reached(run, capsys):
-    folder = incident(run, "20260101T000100Z-1", verdict="recovered")
+def test_redacted_it_names_neither_folders_nor_hosts_nor_arguments(run, capsys):
+    folder = incident(run, "20260101T000100Z-1")
     doc = json.loads((folder / "incident.json").read_text())
-    doc["history"] = [{"at": 1.0, "verdict": verdict, "cause": "unknown", "culprit_ranks": [1]} for verdict in ("slow", "stuck", "recovered")]
+    doc |= {
+        "hosts": {"1": "node05"},
+        "run": {"run_dir": "/scratch/alice/run", "node": "node05", "command": ["rankwatch", "torchrun", "train.py", "--name", "moonshot"]},
+    }
     (folder / "incident.json").write_text(json.dumps(doc))
-    assert cli.main(["ls"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split("  ")[-1].strip() == "1 stuck"
-
-
-def test_ls_without_runs_is_3(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rankwatch-runs").mkdir()
-    assert cli.main(["ls"]) == 3
-    assert "no run in rankwatch-runs" in capsys.readouterr().err
+    for form in ("text", "markdown", "html", "json"):
+        assert cli.main(["report", "--redact", "--format", form]) == 0
+        out = capsys.readouterr().out
+        assert [word for word in ("alice", "node05", "moonshot") if word in out] == []
+        assert "host1" in out
+        assert "rank 1 has not entered" in out or "rank 1 has not entered".replace("_", "\\_") in out

@@ -20,7 +20,7 @@ class Quiet:
 
 
 def cases_with(incident):
-    cases = Cases(Quiet(), Quiet(), Quiet(), Quiet())
+    cases = Cases(Quiet(), Quiet(), Quiet(), Quiet(), Quiet())
     cases.book = Book(open=(incident,), opened=1, lives={incident.id: _Life(0, build_status.NOW, len(incident.verdict.waiting_ranks))})
     return cases
 

@@ -318,7 +318,7 @@ def test_the_incident_command_gets_the_document_on_stdin(monitor, tmp_path, monk
     got = []
     done = threading.Event()
 
-    def run(change, incident_id, document, reason):
+    def run(change, incident_id, document, reason, path):
         got.append((change, incident_id, json.loads(document())))
         done.set()
 
@@ -328,6 +328,42 @@ def test_the_incident_command_gets_the_document_on_stdin(monitor, tmp_path, monk
     monitor._look_at_failure({1: 3}, time.monotonic() + 1)
     assert done.wait(10)
     assert (got[0][0], got[0][2]["verdict"]) == ("opened", "failed")
+
+
+def test_alertmanager_and_webhook_are_told_by_the_judge_alone(monitor, monkeypatch):
+    """What is open at each look, each change, the end of the job; nothing while another launcher judges."""
+
+    class Told:
+        def __init__(self):
+            self.calls = []
+            self.tells = True
+            self.counts = {}
+
+        def look(self, status):
+            self.calls.append(("look", [incident.verdict.verdict for incident in status.open_incidents]))
+
+        def rest(self):
+            self.calls.append(("rest",))
+
+        def changed(self, kind, incident, status, reason=""):
+            self.calls.append((kind, reason))
+
+        def finish(self):
+            self.calls.append(("finish",))
+
+        def flush(self):
+            return True
+
+    told = monitor._direct = monitor._cases._direct = Told()
+    monitor._take_workers(WORKERS)
+    monitor._tick()
+    monitor._look_at_failure({1: 3}, time.monotonic() + 1)
+    assert told.calls[:3] == [("look", []), ("opened", ""), ("look", ["failed"])]
+    monitor._finish(1, time.monotonic() + 2)
+    assert told.calls[-2:] == [("closed", "job_ended"), ("finish",)]
+    monitor._cases.speaks = False
+    monitor._cases.tell((), monitor.status)
+    assert told.calls[-1] == ("rest",)
 
 
 def test_the_end_of_the_job_closes_every_open_incident_for_the_command(monitor, monkeypatch):

@@ -35,15 +35,15 @@ def test_ranks_are_joined_and_the_one_with_the_least_time_is_named():
 
 def test_the_table_reads_well():
     lines = collectives.table(collectives.rows(BOTH))
-    assert lines[0] == "operation   size     group       count  on the device        bus bandwidth"
-    assert lines[1] == "all_reduce  1-16MiB  default_pg  300    26.0 ms to 620.0 ms  96.0 GB/s"
-    assert lines[2] == "send        <64KiB   default_pg  4      1.0 ms               -"
+    assert lines[0] == "operation   size     group       count  on the device        bus bandwidth  comes last"
+    assert lines[1] == "all_reduce  1-16MiB  default_pg  300    26.0 ms to 620.0 ms  96.0 GB/s      rank 1"
+    assert lines[2] == "send        <64KiB   default_pg  4      1.0 ms               -              -"
     assert lines[3:] == [collectives.NOTE]
 
 
 def test_a_lower_bound_is_said_to_be_one():
     (row,) = collectives.rows(status(rank(0, large(0.1, whole=False)), rank(1, large(0.1, rate=9.9e10, whole=False))))
-    assert collectives.cells(row)[4:] == ("100.0 ms", "at least 99.0 GB/s")
+    assert collectives.cells(row)[4:] == ("100.0 ms", "at least 99.0 GB/s", "-")
 
 
 def test_without_durations_there_is_no_table():

@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch import shown
 from rankwatch.model import Change, Crash, Frame, Group, Incident, Stack, StackGroup, Status, Thread, Verdict
-from rankwatch.report import incident, markdown, page, run, state, status, text
+from rankwatch.report import incident, markdown, page, run, state, status, text, who
 
 CONTRACT = {
     "schema": int,
@@ -318,7 +318,7 @@ def test_a_recovered_incident_keeps_who_waited_and_shows_no_rank_that_has_moved_
     )
     document = check(incident.to_json(over, build_status.healthy_status(closed_incidents=(over,))))
     assert (document["ranks"], document["groups"]) == ({}, [])
-    assert page.clusters(document) == [
+    assert who.clusters(document, text.call_words(document)) == [
         (1, "1", "culprit", "culprit: not_entered", "train.py:31:load_batch", True),
         (7, "0,2-7", "collective_wait", "waiting", "all_reduce seq 26 of default_pg", False),
     ]

@@ -6,8 +6,8 @@ import re
 import build_status
 import pytest
 
-from rankwatch.model import Group, JobSnapshot, NodeReport, WaitedOn
-from rankwatch.report import incident, page, rank_map, status, text
+from rankwatch.model import Group, JobSnapshot, NodeReport, Process, WaitedOn
+from rankwatch.report import alike, incident, page, rank_map, state, status, text
 
 BUILDS = [build_status.stuck_status, build_status.compiling_status, build_status.crashed_status]
 
@@ -75,7 +75,7 @@ def test_equal_stacks_differ_nowhere():
 
 def test_the_status_page_is_complete_without_scripts():
     rendered = re.sub(r"<script.*?</script>", "", status.render(build_status.compiling_status()), flags=re.DOTALL)
-    for words in ("rank 3 recompiles", "forward@model.py:31", "collective wait", "incidents/20261130T031211Z-1/", "default_pg", "<noscript>"):
+    for words in ("rank 3 recompiles", "forward@model.py:31", "waiting", "incidents/20261130T031211Z-1/", "default_pg", "<noscript>"):
         assert words in rendered
     assert "http-equiv" not in rendered
 
@@ -93,16 +93,16 @@ def test_a_member_of_a_job_of_many_nodes_says_where_the_job_is_judged():
 
 def test_the_culprit_of_an_open_incident_is_not_calmly_running():
     rendered = status.render(build_status.stuck_status())
-    assert '<i class="phase k-culprit"></i>culprit: not_entered' in rendered
-    assert '<i class="phase k-running"></i>' not in rendered
-    assert '<rect class="k-culprit"' in rendered
+    assert '<i class="phase k-culprit" aria-hidden="true">!</i>culprit: not_entered' in rendered
+    assert '<i class="phase k-running"' not in rendered
+    assert '<li class="card culprit">' in rendered
     assert '<span class="badge slow">waited on</span>' in rendered
     assert "What rankwatch cannot see" not in rendered
 
 
 def test_a_compile_under_way_stands_in_the_table_of_finished_ones():
     rendered = status.render(build_status.compiling_status())
-    assert "<th>under way</th>" in rendered
+    assert '<th scope="col">under way</th>' in rendered
     assert '<span class="mono">forward@model.py:31</span> inductor, 41 s, split 2 of 4' in rendered
     assert "culprit: compiling" in rendered
 
@@ -117,8 +117,104 @@ def test_ranks_nobody_reports_look_like_nothing_else():
     picture = build_status.stuck_status()
     picture = dataclasses.replace(picture, job=build_status.job(world_size=16))
     rendered = status.render(picture)
-    assert '<i class="phase k-no_report"></i>no report' in rendered
+    assert '<i class="phase k-no_report" aria-hidden="true">?</i>no report' in rendered
     assert "8-15" in rendered
+
+
+def test_the_head_says_what_is_stuck_what_to_do_and_how_long_is_left():
+    head = status.render(build_status.stuck_status()).partition("</header>")[0]
+    for words in ("rank 1 has not entered", "What to do", "Look at load_batch in train.py:31", "the watchdog ends the job in", ">9m00s<", "index.html"):
+        assert words in head
+    assert "540 s" not in head  # said once, by the countdown
+
+
+def test_a_timeout_that_cannot_be_told_is_unknown_and_none_is_not_said():
+    verdict = build_status.stuck_verdict(timeout_left_s=None, timeout_known=False)
+    unknown = build_status.stuck_status(open_incidents=(build_status.stuck_incident(verdict=verdict),), verdicts=(verdict,))
+    assert ">unknown</b>" in status.render(unknown)
+    assert "the watchdog ends the job" not in status.render(build_status.healthy_status())
+
+
+def test_ranks_that_do_the_same_are_one_row_told_apart_by_their_stacks():
+    doc = state.to_json(build_status.stuck_status(job=build_status.job(world_size=16)))
+    assert [(row["ranks"], row["label"], row["detail"], row["place"]) for row in doc["alike"]] == [
+        ("1", "culprit: not_entered", "train.py:31:load_batch", ""),
+        ("8-15", "no report", "what they do is not known", ""),
+        ("0,2-7", "waiting", "all_reduce seq 26 of default_pg", "train.py:61:train_step"),
+    ]
+    assert [row["ranks"] for row in state.to_json(build_status.healthy_status())["alike"]] == ["0-7"]
+
+
+def test_very_many_groups_are_bounded_and_all_are_counted():
+    rows = [alike.Alike((rank,), "compiling", "compiling", f"f{rank}", "", False) for rank in range(500)]
+    listed = alike.to_json(rows)
+    assert len(listed) == alike.MAX_ROWS
+    assert sum(row["number"] for row in listed) == 500
+    assert listed[-1]["detail"] == "477 more groups"
+
+
+def test_the_last_state_as_a_file_has_no_script_and_leads_to_files_beside_it():
+    rendered = status.render(build_status.stuck_status(), live=False)
+    assert "<script" not in rendered
+    assert 'href="incidents/20261130T031149Z-1/index.html"' in rendered
+    assert 'href="run.json"' in rendered
+    assert "data-deadline" not in rendered
+    assert "the last state, as of" in rendered
+
+
+def test_a_job_that_has_ended_says_how_and_of_what():
+    rendered = status.render(build_status.crashed_status())
+    head = rendered.partition("</header>")[0]
+    assert "The job has ended with exit code 1. rank 2 crashed: ValueError: bad shard 17" in head
+    assert "the watchdog ends the job" not in head
+
+
+def test_a_rank_that_has_ended_well_is_not_called_dead():
+    ended = build_status.rank_state(0, world=1, process=Process(pid=1, alive=False, exit_code=0))
+    picture = build_status.healthy_status(snapshot=build_status.snapshot((ended,), world_size=1), job=build_status.job(world_size=1))
+    (row,) = state.to_json(picture)["ranks"]
+    assert (row["phase"], row["label"], row["kind"]) == ("dead", "ended", "shutdown")
+
+
+def test_a_closed_incident_is_told_in_the_past():
+    closed = dataclasses.replace(build_status.stuck_incident(), closed_at=build_status.NOW, closed_wall_at=build_status.WALL)
+    rendered = status.render(build_status.healthy_status(closed_incidents=(closed,)))
+    assert "rank 1 had not entered all_reduce seq 26 of default_pg" in rendered
+    assert "watchdog ends the job in 540 s" not in rendered
+
+
+COMPILES = {
+    "regime": {"name": "compiles_for_ever", "words": "forward@model.py:31 is recompiled again and again"},
+    "advice": [{"words": "Mark x dynamic", "setting": "mark_dynamic(x, 0)"}],
+    "now": [{"rank": 3, "frame": "forward@model.py:31", "phase": "inductor", "elapsed_s": 41.0, "peers": "0-2", "peers_took_s": 60.0, "eta_s": 19.0}],
+    "divergence": [{"kind": "lone_recompile", "words": "rank 3 alone recompiled <forward>"}],
+    "ddp": {"groups": [{"ranks": "0-3", "status": "split", "splits": 2, "buckets": [{"bytes": 1e6}, {"bytes": 2e6}]}]},
+}
+
+
+def test_who_compiles_what_stands_beside_what_peers_took_and_where_ranks_differ():
+    rendered = status.render(build_status.healthy_status(compile=COMPILES))
+    for words in (
+        "compiles for ever: forward@model.py:31 is recompiled", "Mark x dynamic (mark_dynamic(x, 0))", "ranks 0-2 took 60 s, about 19 s left",
+        "recompiled alone</b>: rank 3 alone recompiled &lt;forward&gt;", "ranks 0-3: 2 splits of 1.00, 2.00 MB",
+    ):  # fmt: skip
+        assert words in rendered
+
+
+@pytest.mark.parametrize("broken", [{"regime": 3}, {"now": [{}], "ddp": {"groups": [{}]}}, {"now": 3, "divergence": [4], "advice": [{}]}])
+def test_a_compile_document_of_any_form_is_shown_as_far_as_it_goes(broken):
+    assert "torch.compile" in status.render(build_status.healthy_status(compile=broken))
+
+
+def test_memory_and_cuda_graphs_that_are_equal_are_one_row():
+    assert status.memory(state.to_json(build_status.stuck_status())) == [("0-7", 4, 268435456, "")]
+
+
+def test_an_old_document_without_the_newer_parts_is_shown():
+    rendered = page.render(
+        {"verdict": "stuck", "culprit_ranks": [1], "waiting_ranks": [0], "summary": "s", "run": {"world_size": 2}, "nodes": 7, "timeline": 3}
+    )
+    assert "The last ten minutes" not in rendered
 
 
 WORLD = 16_384
@@ -162,6 +258,24 @@ class TestRankMap:
         found = rank_map.build(8, {"running": range(8), "dead": [3]}, [3])
         assert [cell.kind for cell in found.cells] == ["running"] * 3 + ["dead"] + ["running"] * 4
         assert [cell.rank for cell in found.cells if cell.culprit] == [3]
+
+    def test_ranks_stand_by_their_nodes_up_to_512(self):
+        nodes = [(f"node{number}", range(8 * number, 8 * number + 8)) for number in range(1, 8)]
+        found = rank_map.build(64, {"running": range(64), "no_report": range(8, 16)}, [17], nodes=nodes)
+        assert [name for _, _, name in found.labels] == [*(f"node{number}" for number in range(1, 8)), "no node known"]
+        assert sorted(cell.rank for cell in found.cells) == list(range(64))
+        assert len({(cell.x, cell.y) for cell in found.cells}) == 64
+        letters = {cell.rank: cell.letter for cell in found.cells}
+        assert (letters[0], letters[8], letters[17]) == ("", "?", "!")
+        assert found.words == "56 running, 8 no report; culprit: rank 17"
+
+    def test_no_two_cells_of_the_largest_grid_touch(self):
+        found = rank_map.build(512, {}, [], nodes=[(f"n{number}", range(8 * number, 8 * number + 8)) for number in range(64)])
+        assert len({(cell.x, cell.y) for cell in found.cells}) == 512
+        assert found.width <= rank_map.WIDTH
+
+    def test_one_node_needs_no_label(self):
+        assert rank_map.build(8, {}, [], nodes=[("a", range(8))]).labels == ()
 
     def test_many_ranks_are_runs(self):
         found = rank_map.build(16_384, {"running": range(16_384), "dead": [3]}, [3])
