@@ -86,8 +86,7 @@ class Asker:
         made = connect(host, port, CONNECT_S)
         if isinstance(made, Reach):
             return made
-        name = f"[{host}]" if ":" in host else host
-        client = http.client.HTTPConnection(name, port)
+        client = http.client.HTTPConnection(host.partition("%")[0], port)  # no brackets: with a port given, Python 3.11 would send them twice
         client.sock = made.socket
         made.socket.settimeout(ANSWER_S)
         try:
