@@ -16,10 +16,18 @@ def main(argv: Sequence[str], options: Options) -> int:
         limits = Limits.from_options(options.stuck_after_s, options.limits)
     except ValueError as error:
         return fail(str(error))
+    from rankwatch.launcher import leaving
+
+    leaving.watch()
     from rankwatch.launcher.torchrun import run
 
     try:
-        return run(list(argv), options, limits, ("rankwatch", *hidden.words(sys.argv[1:])), say)
+        code = run(list(argv), options, limits, ("rankwatch", *hidden.words(sys.argv[1:])), say)
+        leaving.returns(code)
+        return code
+    except SystemExit as end:
+        leaving.returns(end.code)
+        raise
     finally:
         if argv and argv[0] in ("-h", "--help"):
             say("rankwatch's own options go before the word torchrun: rankwatch --help")

@@ -66,7 +66,7 @@ def directory(start: Start, options: Options) -> Discovery | Listed:
     if options.peers:
         from rankwatch.launcher.listed import Listed
 
-        return Listed(options.peers, token, start.group_rank, start.nnodes)
+        return Listed(options.peers, token, start.group_rank, start.nnodes, start.identity, (given, port))
     return Discovery(start.store, start.group_rank, start.nnodes, given, start.local_addr or "", port or 0, token)
 
 
@@ -83,6 +83,9 @@ class Discovery:
     `secret` and `run_name` come from the judge: group rank 0 is it and has them at once. The secret is 256 bits, drawn anew by each attempt's judge:
     what an attempt before has announced in the same store is of no use, and a member that meets it asks again once it is refused.
     """
+
+    listed = False
+    line: int | None = None
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class Discovery:
         self._nodes: dict[int, Announcement] = {}
         self._wanted: tuple[int, str, tuple[int, ...], str] | None = None  # what publish was given
         self._operations = Operations()
-        self._problem = ""
+        self._problem = self._lacking = ""
         self._gone = False
         self._calling_since: float | None = None
         self._link: Any = None  # the thread's own, as what follows
@@ -126,6 +129,7 @@ class Discovery:
         self._raw: dict[int, bytes] = {}
         self._unreachable = ""
         self._looks = self._failures = 0
+        self._news, self._in_vain, self._deaf_until = True, 0, 0.0  # whether the store has shown any since the refusal before
         self._failing_since = 0.0
 
     # -- any thread
@@ -141,15 +145,26 @@ class Discovery:
         with self._known:
             self._known.notify_all()
 
-    def publish(self, port: int, nonce: str, ranks: tuple[int, ...], run_name: str = "") -> None:
-        """Have the others know: this launcher listens on `port`. ranks: global ranks of this node. run_name: the judge's run directory, "" for none."""
+    def publish(self, port: int, nonce: str, ranks: tuple[int, ...], run_name: str = "") -> bool:
+        """Have the others know: this launcher listens on `port`, whichever it is. ranks: global ranks of this node. run_name: the judge's, "" for none."""
         self._wanted = (port, nonce, ranks, run_name)
-        self.refused()
-
-    def refused(self) -> None:
-        """Look again now, and often for a while: another secret is asked for, or another launcher answers."""
         self._looks = 0
         self._wake.set()
+        return True
+
+    def refused(self) -> None:
+        """Look again now, and often for a while: another secret is asked for, or another launcher answers. Ever more rarely while looking is in vain."""
+        now = self._clock()
+        if now < self._deaf_until:
+            return
+        self._in_vain = 0 if self._news else self._in_vain + 1
+        self._news, self._deaf_until = False, now + pace.refused_s(self._in_vain)
+        if not self._in_vain:
+            self._looks = 0
+        self._wake.set()
+
+    def judge_is_at(self, line: int) -> None:
+        """It is found in the store."""
 
     def secret(self, wait_s: float = 0) -> str:
         """The newest secret of the job; "" while none is known, after wait_s."""
@@ -182,6 +197,29 @@ class Discovery:
         """The others that the judge has found, by group rank; () for a member."""
         with self._known:
             return tuple(self._nodes[rank].peer for rank in sorted(self._nodes))
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where to listen."""
+        return (self.port,)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the secret is the text of a token file: nothing in the store can change it."""
+        if self._group_rank == 0:
+            return self._read_token is not None
+        with self._known:
+            return bool(self._token) and self._judge is not None and self._judge.token
+
+    @property
+    def refusal(self) -> str:
+        """Why another launcher of the job may refuse this one's secret."""
+        return "its --token-file has another text" if self.fixed else "it waits for the newest one"
+
+    @property
+    def notice(self) -> str:
+        """What a person has to mend on this very node; "" for nothing."""
+        return self._lacking
 
     @property
     def problem(self) -> str:
@@ -293,7 +331,7 @@ class Discovery:
             self._problem = f"what the judge's launcher has announced cannot be used: {error}"
             return
         lacking = judge.token and not self._token
-        self._problem = f"{judge.peer.node} has a --token-file and this launcher has none: give the same here" if lacking else ""
+        self._lacking = self._problem = f"{judge.peer.node} has a --token-file and this launcher has none: give the same here" if lacking else ""
         secret = self._token if judge.token else judge.secret
         changed = (judge, secret) != (self._judge, self._secret)
         with self._known:
@@ -351,6 +389,7 @@ class Discovery:
             self._known.notify_all()
 
     def _tell(self) -> None:
+        self._news, self._deaf_until = True, 0.0
         if self.on_change is not None and not self._halt.is_set():
             self.on_change()
 

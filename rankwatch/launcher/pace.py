@@ -26,6 +26,11 @@ def pause_s(looks: int, failures: int, spread: float) -> float:
     return pause * (0.8 + 0.4 * spread)
 
 
+def refused_s(in_vain: int) -> float:
+    """How long a refusal is no reason to look again, after so many in a row whose looks have changed nothing: anybody can be refused, all day."""
+    return min(LONGEST_S, 2.0 * 2.0 ** min(in_vain, 10))
+
+
 def hopeless(failures: int, failing_s: float) -> bool:
     """Whether looking again is in vain."""
     return failures >= FAILED_LOOKS and failing_s >= FAILED_S

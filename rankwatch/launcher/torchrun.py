@@ -207,7 +207,19 @@ def _start(worker_group: Any) -> sv.Start:
         script_problem=script_problem(worker_group.spec.entrypoint, worker_group.spec.args),
         store=worker_group.store,
         local_addr=worker_group.spec.local_addr or "",
+        identity=_identity(worker_group),
     )
+
+
+def _identity(worker_group: Any) -> str:
+    """What this job's launchers share and those of no other job that runs: run id, where its ranks meet (a port that is theirs), the round.
+
+    The round is the rendezvous' own: launchers count restarts differently where nodes come late. The static one has none.
+    """
+    handler = worker_group.spec.rdzv_handler
+    state = getattr(getattr(handler, "_state_holder", None), "state", None)
+    where = f"{getattr(worker_group, 'master_addr', '')}:{getattr(worker_group, 'master_port', '')}"
+    return f"{handler.get_run_id()} {where} {getattr(state, 'round', '')}"
 
 
 def script_problem(entrypoint: object, args: Sequence[object]) -> str:

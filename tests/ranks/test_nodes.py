@@ -374,16 +374,62 @@ def test_nodes_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:
 
 @slow
 def test_launchers_that_are_listed_ask_no_store(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("a word that all nodes know\n")
-    token.chmod(0o600)
-    options = ("--peers", "10.77.0.1:4100,10.77.0.2:4101", "--token-file", str(token))
+    options = ("--peers", "10.77.0.1:4100,10.77.0.2:4101", "--token-file", str(_token(tmp_path)))
     with Network(2) as network, Cluster(network, tmp_path, JOB, "asleep", "--rank", "2", "--timeout", "40", nproc=2, options=options) as cluster:
         first = cluster.nodes[0]
         first.line("watching 4 ranks on 2 nodes", 90)
         assert first.incident(90, culprit_ranks=[2])["hosts"]["2"] == "node1"
         assert first.end(120) == 1
         assert _run(first)["store"] == {"calls": 0, "bytes": 0}
+
+
+@slow
+def test_listed_launchers_find_each_other_in_any_order(tmp_path: Path) -> None:
+    """c10d gives group ranks in the order of the nodes' addresses as texts: the judge here has the last line."""
+    options = ("--peers", "10.77.0.3:4100,10.77.0.2:4100,10.77.0.1:4100", "--token-file", str(_token(tmp_path)))
+    words = ("asleep", "--rank", "2", "--timeout", "60")
+    with Network(3) as network, Cluster(network, tmp_path, JOB, *words, rendezvous="c10d", options=options) as cluster:
+        first = cluster.nodes[0]
+        doc = first.incident(90, verdict="stuck", culprit_ranks=[2])
+        assert (doc["waiting_ranks"], doc["hosts"]["2"], doc["unknown_ranks"]) == ([0, 1], "node2", [])
+        for node in cluster.nodes[1:]:
+            _only_notices(node)
+
+
+@slow
+def test_two_jobs_with_one_list_and_token_file_are_two_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds the listed ports taken, says so on every node, and judges each node's ranks alone: nothing of the first job is its own."""
+    options = ("--peers", "10.77.0.1:4100,10.77.0.2:4100", "--token-file", str(_token(tmp_path)))
+    with Network(2) as network, Cluster(network, tmp_path / "a", JOB, "trained", "--seconds", "120", options=options) as it:
+        _all_report(it)
+        monkeypatch.setattr("cluster.PORT", 29501)
+        words = ("asleep", "--rank", "1", "--seconds", "60", "--timeout", "60")
+        with Cluster(network, tmp_path / "b", JOB, *words, options=(*options, "--on-stuck", "exit")) as other:
+            first = other.nodes[0]
+            for node in other.nodes:
+                node.line(r"--peers lists port 4100 for this node, and it is taken by .*\(by another job's launcher\?\)", 60)
+            first.line("nodes 1 of 2 nodes report: 10.77.0.2: 10.77.0.2:4100 refuses this judge's secret: it is another job's launcher", 60)
+            doc = first.incident(90, verdict="timeout_imminent")
+            assert (doc["culprit_ranks"], doc["confidence"]) == ([], "partial")
+            assert not [each for each in first.incidents() if each["verdict"] == "diverged" or each["action"]]
+            assert not it.nodes[0].incidents()
+            assert all(node.process.poll() is None for node in it.nodes)
+            _only_notices(it.nodes[1])
+
+
+@slow
+def test_token_files_that_differ_are_told_on_both_nodes(tmp_path: Path) -> None:
+    given = {node: ("--token-file", str(_token(tmp_path, f"the words of node {node}"))) for node in (0, 1)}
+    with Network(2) as network, Cluster(network, tmp_path, JOB, "trained", "--seconds", "40", "--timeout", "120", more_options=given) as cluster:
+        first, other = cluster.nodes
+        cluster.training()
+        first.line("nodes 1 of 2 nodes report: node1: .* refuses this judge's secret: its --token-file has another text", 60)
+        other.line("the judge of the job on node0 and this launcher refuse each other: its --token-file has another text", 60)
+        assert cluster.end() == [0, 0]
+        for node in cluster.nodes:
+            run = json.loads(next(node.run_dir.rglob("run.json")).read_text())
+            print(f"\nMEASURED store: {run['store']} in {run['ended_at'] - run['started_at']:.0f} s")
+            assert run["store"]["calls"] < STORE_CALLS
 
 
 @slow
@@ -436,6 +482,13 @@ def test_two_launchers_on_one_host_do_not_mix_their_files(tmp_path: Path) -> Non
 # -- what the tests look at ------------------------------------------------------------------------------------------------------
 
 _ALONE = r"has stopped asking: this one judges|asks again: it tells"
+
+
+def _token(folder: Path, text: str = "a word that all nodes know") -> Path:
+    path = folder / f"{text.replace(' ', '-')}.token"
+    path.write_text(f"{text}\n")
+    path.chmod(0o600)
+    return path
 
 
 def _all_report(cluster: Cluster) -> None:

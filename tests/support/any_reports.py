@@ -13,9 +13,17 @@ from rankwatch.model import KIND_BYTES, Calls, Collective, RankState, Stack
 
 FINITE = st.floats(-1e12, 1e12)
 TEXT = st.text(max_size=6)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | FINITE | TEXT, lambda of: st.lists(of, max_size=2) | st.dictionaries(TEXT, of, max_size=2)
-)
+WHOLE = st.integers(-(2**63), 2**64 - 1)
+
+
+def json_of(numbers: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
+    """Any JSON with such whole numbers."""
+    leaves = st.none() | st.booleans() | numbers | FINITE | TEXT
+    return st.recursive(leaves, lambda of: st.lists(of, max_size=2) | st.dictionaries(TEXT, of, max_size=2))
+
+
+JSON = json_of(st.integers(-(2**70), 2**70))
+SENT = json_of(WHOLE)
 KINDS = {number: Collective("", 0, 0, f"op_{number}", ((number,),)) for number in range(1, 7)}  # 0 and 7 mean nothing that is known
 
 
@@ -32,9 +40,9 @@ def values(hint: Any, depth: int = 0) -> st.SearchStrategy[Any]:
     if hint is float:
         return FINITE
     if hint in (int, bool, str):
-        return {int: st.integers(-(2**64), 2**64), bool: st.booleans(), str: TEXT}[hint]
+        return {int: WHOLE, bool: st.booleans(), str: TEXT}[hint]
     if hint is Any:
-        return JSON
+        return SENT
     if hint is Calls:
         return histories()
     if origin is Literal:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rankwatch.model import KIND_BYTES, Calls, Collective, RankState
 from rankwatch.monitor.nodes.entries import Form, decode_rows, encode_rows, form_of, plain, shared_form
-from rankwatch.monitor.nodes.values import Codec, CodecError, Codecs, Kind, Kinds, Shift
+from rankwatch.monitor.nodes.values import Codec, CodecError, Codecs, Kind, Kinds, Shift, whole_number
 from rankwatch.wire.ranks import MOST_RANKS, compress, expand
 
 __all__ = ["CodecError", "Shift", "TIMES", "decode_fields", "decode_rank", "encode_field", "encode_rank"]
@@ -110,8 +110,8 @@ class _Members:
         return compress(ranks) if in_order else list(ranks)
 
     def decode(self, value: Any, _shift: Shift) -> tuple[int, ...]:
-        if type(value) is list and {int}.issuperset(map(type, value)):
-            return tuple(value)
+        if type(value) is list:
+            return tuple(map(whole_number, value))
         if type(value) is not str:
             raise ValueError(f"a text like 0-15 is wanted, found {type(value).__name__}")
         found = self._known.get(value)
@@ -182,12 +182,6 @@ def encode_kinds(known: Mapping[int, Collective], numbers: set[int]) -> dict[str
 
 def decode_kinds(value: Any, shift: Shift) -> dict[int, Collective]:
     return {int(number): KIND.decode(kind, shift) for number, kind in value.items()}
-
-
-def whole_number(value: Any) -> int:
-    if type(value) is int:
-        return value
-    raise ValueError(f"int is wanted, found {type(value).__name__}")
 
 
 _STILL = Shift(0.0, 0.0)

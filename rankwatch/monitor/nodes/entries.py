@@ -18,7 +18,7 @@ from typing import Any
 
 from rankwatch.model import Collective
 from rankwatch.monitor.nodes.frozen import constructor
-from rankwatch.monitor.nodes.values import Shift
+from rankwatch.monitor.nodes.values import LEAST_INT, MOST_INT, Shift
 
 MAX_ROWS = 1 << 16  # of one rank
 PACK_FROM = 16
@@ -98,4 +98,6 @@ def _unpack(column: Any, code: str, wanted: tuple[type, ...] = ()) -> Sequence[A
         raise ValueError(f"a column of at most {MAX_ROWS} is wanted")
     if not set(wanted or ((int, float) if code == "d" else (int,))).issuperset(map(type, column)) or (code == "B" and column and min(column) < 0):
         raise ValueError("numbers are wanted in a column")
+    if column and code != "d" and not LEAST_INT <= min(column) <= max(column) <= MOST_INT:
+        raise ValueError("numbers of at most 64 bits are wanted in a column")
     return column

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rankwatch.model import KIND_BYTES, Calls, Collective
-from rankwatch.monitor.nodes.codec import Shift, packed, unpacked, used, whole_number
+from rankwatch.monitor.nodes.codec import Shift, packed, unpacked, used
 from rankwatch.monitor.nodes.entries import MAX_ROWS, Form, decode_rows, encode_rows
+from rankwatch.monitor.nodes.values import LEAST_INT, MOST_INT, whole_number
 
 MAX_RUNS = 64  # beyond that a table is quicker
 _NOT_HERE = "an entry that was sent before is not here"
@@ -208,7 +209,7 @@ def runs(ids: Iterable[int]) -> Runs:
 
 def checked(value: Any) -> Runs:
     """What has come as runs; ValueError where it is none, or names more than MAX_ROWS entries."""
-    if not all(type(first) is int and type(count) is int and count > 0 for first, count in value):
+    if not all(type(first) is int and type(count) is int and count > 0 and LEAST_INT <= first <= MOST_INT for first, count in value):
         raise ValueError("numbers of entries are wanted")
     if sum([count for _, count in value]) > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} entries")

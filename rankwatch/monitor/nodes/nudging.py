@@ -12,6 +12,7 @@ from rankwatch.monitor.nodes.peer import Peer
 
 MAX_ANSWER_BYTES = 64 << 10
 GAP_S = 0.5
+REFUSES = "refuses this launcher's secret"
 
 
 def nudge(judge: Peer, secret: str, group_rank: int, wait_s: float, clock: Callable[[], float] = time.monotonic) -> str:
@@ -29,7 +30,7 @@ def nudge(judge: Peer, secret: str, group_rank: int, wait_s: float, clock: Calla
             else:
                 if answer.status == 200:
                     return ""
-                problem = f"{connection.address} answers {answer.status}"
+                problem = f"{connection.address} {REFUSES if answer.status == 401 else f'answers {answer.status}'}"
             connection.turn()
         return problem or "the judge has no address"
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwatch.model import NodeReport, Want
-from rankwatch.monitor.nodes import nudging, questions, recorders
+from rankwatch.monitor.nodes import last_words, nudging, questions, recorders
 from rankwatch.monitor.nodes.delta import Sender, calls_kept, entries_sent
 from rankwatch.monitor.nodes.peer import Peer
 from rankwatch.wire.ranks import expand
@@ -27,8 +27,10 @@ class Offer:
     """One attempt of one launcher. nonce: drawn anew for each of them. world_size: of a large job less is told of each rank.
 
     asked_at: when the judge has last pulled. final_taken: it has the final report. judge_url: its status page, as it says itself.
+    over: the judge has ended, "0" well, "1" badly; "" while it asks. open_there: what it has found open, as told last.
     on_wants: called in a server's thread when the judge asks for evidence, or gives an order. on_nudge: likewise, on the judge, with the node that has news.
-    is_judges: whether the key of an order proves that it is the judge's; without it none is taken.
+    is_judges: whether the key of an order proves that it is the judge's; without it none is taken. judges: this launcher is the judge: nobody pulls it but
+    by mistake. on_judge_line: called in a server's thread with the judge's line in the list of --peers, where it says it.
     """
 
     def __init__(
@@ -37,9 +39,13 @@ class Offer:
         self.asked_at: float | None = None
         self.final_taken = threading.Event()
         self.judge_url = ""
+        self.over = ""
+        self.open_there: last_words.LastWords | None = None
         self.on_wants: Callable[[], None] | None = None
         self.on_nudge: Callable[[int], None] | None = None
         self.is_judges: Callable[[str], bool] = lambda _key: False
+        self.judges = False
+        self.on_judge_line: Callable[[int], None] | None = None
         self._order: questions.Order | None = None
         self._nonce = nonce
         self._version = version
@@ -116,10 +122,18 @@ class Offer:
         try:
             base, events_after = questions.number(request.query, "base"), questions.number(request.query, "events") or 0
             wants, order = questions.wants(request.query, self._local), questions.order(request.query)
+            line = questions.number(request.query, "line")
         except ValueError as error:
             return _refusal(400, str(error))
+        if self.judges:
+            return _refusal(questions.ITSELF, "this launcher judges the job itself")
         self.asked_at = self._clock()
+        if line is not None and self.on_judge_line is not None:
+            self.on_judge_line(line)
         self.judge_url = questions.page_url(request.query.get("judge", "")) or self.judge_url
+        self.over = request.query.get("over", "")[:1]
+        if "open" in request.query:
+            self.open_there = last_words.read(request.query["open"])
         with self._lock:
             puts = self._puts  # before the answer: it holds this one or a later one
             for kind, ranks in wants.items():

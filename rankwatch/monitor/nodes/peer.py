@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a launcher has published of itself. addresses: IP addresses or names, likeliest first. nonce: drawn anew by each of its attempts."""
+    """What a launcher has published of itself. addresses: IP addresses or names, likeliest first. nonce: drawn anew by each of its attempts.
+
+    One that --peers lists has published nothing: nonce and version are "", ranks (), and group_rank is a number for it until it says its own.
+    """
 
     group_rank: int
     node: str

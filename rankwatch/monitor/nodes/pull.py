@@ -18,9 +18,10 @@ from rankwatch.monitor.nodes import questions, schedule
 from rankwatch.monitor.nodes.connection import Names
 from rankwatch.monitor.nodes.delta import calls_kept
 from rankwatch.monitor.nodes.peer import NodeState, Peer
-from rankwatch.monitor.nodes.pulled import Pulled
+from rankwatch.monitor.nodes.pulled import WAITS, Pulled
 from rankwatch.monitor.nodes.recorders import Documents, RemoteRecorders
 from rankwatch.monitor.nodes.turns import Round, Turns
+from rankwatch.wire.ranks import compress
 
 MAX_NODES = 16_384
 MAX_EVENTS = 16_384
@@ -39,7 +40,8 @@ class Puller:
     """Asks the launchers of `set_peers` with the job's token. Any thread may call it.
 
     say: a line for a person. judge_url: our status page, which the others show. came: called in the puller's thread when a round is over.
-    on_refused: called in it, at most once a second, where a node knows another secret or another launcher answers: look for the nodes anew.
+    on_refused, on_replaced: called in it, at most once a second, where a node knows another secret, or another launcher answers: look for the nodes anew.
+    refusal: why a node may refuse the token. own_ranks: the judge's, for which no other node speaks. line: its own in the list of --peers.
     """
 
     def __init__(
@@ -51,10 +53,16 @@ class Puller:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         workers: int = 32,
+        refusal: str = WAITS,
+        own_ranks: Iterable[int] = (),
     ) -> None:
         self.on_refused: Callable[[], None] | None = None
+        self.on_replaced: Callable[[], None] | None = None
+        self.line: int | None = None
         self.events_dropped = 0
         self._token = token
+        self._refusal = refusal
+        self._own_ranks = frozenset(own_ranks)
         self._say = say
         self._judge_url = judge_url
         self._came = came
@@ -66,7 +74,8 @@ class Puller:
         self._plan = threading.Condition(self._lock)  # the planning thread sleeps here
         self._work = threading.Condition(self._lock)  # the asking ones do
         self._turns: Turns[Pulled] = Turns(workers)
-        self._nodes: dict[int, Pulled] = {}  # by group rank, in order
+        self._nodes: dict[int, Pulled] = {}  # by the group rank of their peers: those that are listed may have another one
+        self._itself: set[tuple[tuple[str, ...], int]] = set()  # addresses and port of lines that have turned out to be the judge's own
         self._busy: set[Pulled] = set()
         self._owners: dict[int, Pulled] = {}  # rank -> node
         self._confirm: set[Pulled] = set()
@@ -76,6 +85,7 @@ class Puller:
         self._events: deque[dict[str, Any]] = deque()
         self._told_versions: set[tuple[str, int]] = set()
         self._order: questions.Order | None = None
+        self._news = questions.News()
         self._refused_at = -1e9
         self._last_error = ""
         self._threads = 0
@@ -111,14 +121,14 @@ class Puller:
 
     def set_peers(self, peers: Iterable[Peer]) -> None:
         """The newest known set. One with a new nonce starts afresh, one that is missing is dropped."""
-        wanted = {peer.group_rank: peer for peer in peers}
+        wanted = {peer.group_rank: peer for peer in peers if _place(peer) not in self._itself}
         kept_calls = calls_kept(sum(len(peer.ranks) for peer in wanted.values()))
         with self._lock:
             before, self._nodes = self._nodes, {}
             for group_rank in sorted(wanted)[:MAX_NODES]:
                 peer, node = wanted[group_rank], before.get(group_rank)
-                if node is None or node.peer.nonce != peer.nonce:
-                    node = Pulled(peer, self._token, self._names, self._clock, self._wall, kept_calls)
+                if node is None or node.peer.nonce != peer.nonce or (not peer.nonce and _place(node.peer) != _place(peer)):
+                    node = Pulled(peer, self._token, self._names, self._clock, self._wall, kept_calls, self._refusal, self._claim)
                 node.peer, node.calls_kept = peer, kept_calls
                 self._nodes[group_rank] = node
             kept = set(self._nodes.values())
@@ -156,6 +166,11 @@ class Puller:
         with self._lock:
             self._order = order
 
+    def tell(self, news: questions.News) -> None:
+        """What the other launchers are to know from now on: each with its next pull."""
+        with self._lock:
+            self._news = news
+
     def hurry(self, suspected: bool) -> None:
         """Whether something is suspected: rounds come faster then."""
         with self._lock:
@@ -166,7 +181,7 @@ class Puller:
     def nudge(self, group_rank: int) -> None:
         """This node has news: pull it now."""
         with self._lock:
-            node = self._nodes.get(group_rank)
+            node = self._of(group_rank)
             if node is not None:
                 self._confirm.add(node)
                 self._turns.nudge((node,), self._clock())
@@ -217,7 +232,31 @@ class Puller:
 
     def _known(self) -> list[Pulled]:
         with self._lock:
-            return list(self._nodes.values())
+            return sorted(self._nodes.values(), key=lambda node: node.group_rank)
+
+    def _of(self, group_rank: int) -> Pulled | None:
+        """Under the lock."""
+        node = self._nodes.get(group_rank)
+        if node is not None and node.group_rank == group_rank:
+            return node
+        return next((node for node in self._nodes.values() if node.group_rank == group_rank), None)
+
+    def _claim(self, node: Pulled, group_rank: int, ranks: tuple[int, ...]) -> str:
+        """A node that is listed says for the first time, or anew, who it is: it takes that place, or is told why not. In an asking thread."""
+        with self._lock:
+            other = self._of(group_rank)
+            if not 0 < group_rank <= len(self._nodes) + len(self._itself):
+                return f"it says that it is node {group_rank} of {len(self._nodes) + 1}"
+            if other is not None and other is not node and other.claimed is not None:
+                return f"it says that it is node {group_rank}, which {other.peer.node} is"
+            taken = [rank for rank in ranks if rank in self._own_ranks or self._owners.get(rank, node) is not node]
+            if taken:
+                return f"it speaks for {'ranks' if len(taken) > 1 else 'rank'} {compress(sorted(taken)[:64])} of another node"
+            if other is not None:
+                other.group_rank = node.group_rank
+            node.group_rank = group_rank
+            self._owners = {rank: owner for rank, owner in self._owners.items() if owner is not node} | dict.fromkeys(ranks, node)
+            return ""
 
     # -- the planning thread -------------------------------------------------------------------------------------------------
 
@@ -246,12 +285,15 @@ class Puller:
         try:
             self._recorders.forget_old()
             self._tell_versions(nodes)
-            refused = [node for node in nodes if node.refused]
-            if refused and self.on_refused is not None and now - self._refused_at >= REFUSED_EVERY_S:
+            refused, replaced = any(node.refused for node in nodes), any(node.replaced for node in nodes)
+            if (refused or replaced) and now - self._refused_at >= REFUSED_EVERY_S:
                 self._refused_at = now
-                for node in refused:
-                    node.refused = False
-                self.on_refused()
+                for node in nodes:
+                    node.refused = node.replaced = False
+                if refused and self.on_refused is not None:
+                    self.on_refused()
+                if replaced and self.on_replaced is not None:
+                    self.on_replaced()
             if came:
                 self._came()
         except Exception as error:
@@ -295,7 +337,7 @@ class Puller:
                 if node is None:
                     return
                 self._busy.add(node)
-                node.order = self._order
+                node.order, node.news, node.line = self._order, self._news, self.line
                 wanted, confirm = self._take_wants(node), node in self._confirm
                 self._confirm.discard(node)
             began_s = time.thread_time()
@@ -306,6 +348,10 @@ class Puller:
             cost_s = time.thread_time() - began_s
             with self._lock:
                 self._busy.discard(node)
+                if node.itself and self._nodes.get(node.peer.group_rank) is node:
+                    self._itself.add(_place(node.peer))
+                    del self._nodes[node.peer.group_rank]
+                    self._turns.set_nodes(self._nodes.values(), self._clock())
                 dropped = self._stopped or self._nodes.get(node.peer.group_rank) is not node
                 if not dropped:
                     self._take(node, events)
@@ -348,3 +394,7 @@ class Puller:
         while len(self._events) > MAX_EVENTS:
             self._events.popleft()
             self.events_dropped += 1
+
+
+def _place(peer: Peer) -> tuple[tuple[str, ...], int]:
+    return peer.addresses, peer.port

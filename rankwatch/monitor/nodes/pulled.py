@@ -22,6 +22,8 @@ MAX_EVENTS = 4096
 MAX_TEXT = 300
 SAID_BYTES = 200
 MOST_S = 1e11  # no clock shows more
+WAITS = "it waits for the newest one"
+Claim = Callable[["Pulled", int, tuple[int, ...]], str]
 _large = threading.Lock()
 """Parsed, an answer takes some ten times its size: large ones one at a time."""
 
@@ -40,24 +42,44 @@ class Newest:
 class Pulled:
     """`pull` runs in one thread at a time and raises nothing. What it leaves in the public fields any thread may read.
 
-    peer, calls_kept, order: may be replaced at any time; the peer by one with the same nonce. calls_kept: see receiver.py, it only shrinks.
+    peer, calls_kept, order, news, line: may be replaced at any time; the peer by one with the same nonce. calls_kept: see receiver.py, it only shrinks.
+    refusal: why it may refuse our secret. claim: whether one that --peers lists may be this group rank and speak for these ranks; "", or why not.
     """
 
-    def __init__(self, peer: Peer, token: str, resolve: Resolve, clock: Callable[[], float], wall: Callable[[], float], calls_kept: int = KEEP) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        token: str,
+        resolve: Resolve,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        calls_kept: int = KEEP,
+        refusal: str = WAITS,
+        claim: Claim = lambda _node, _group_rank, _ranks: "",
+    ) -> None:
         self.peer = peer
+        self.group_rank = peer.group_rank
+        self.claimed: tuple[int, tuple[int, ...]] | None = None  # group rank and ranks that one that is listed has said, and may have
+        self.itself = False  # it is the judge, under another name
+        self.line: int | None = None  # the judge's own in the list, goes with every pull
         self.calls_kept = calls_kept
         self.order: questions.Order | None = None  # goes with every pull
+        self.news = questions.News()  # its incidents go with the next pull that is answered
+        self._told = ""  # which of them are known there
         self.since = clock()
         self.newest: Newest | None = None
         self.shown: Newest | None = None  # as of the last round that is over: the puller's
         self.problem = ""
-        self.refused = False  # it knows another secret, or another launcher answers in its place: until somebody has taken note
+        self.refused = False  # it knows another secret: until somebody has taken note
+        self.replaced = False  # another launcher answers in its place: likewise
         self.other_schema: int | None = None
         self.failures_in_a_row = 0
         self.failing_since: float | None = None
         self._pulls = self._failures = self._bytes = self._put = 0
         self._clock = clock
         self._wall = wall
+        self._refusal = refusal
+        self._claim = claim
         self._proven = False  # the address in use has answered as this peer
         self._calls_kept = calls_kept
         self._receiver = Receiver(calls_kept)
@@ -98,13 +120,13 @@ class Pulled:
         if shown is not None and not gone:
             return replace(shown.report, report_age_s=age_s, problem=problem, failing_since=failing_since)
         silent = self.ranks if gone else ()  # before that it is only new
-        return NodeReport(self.peer.node, (), self.peer.group_rank, age_s, silent_ranks=silent, problem=problem if gone else "", failing_since=failing_since)
+        return NodeReport(self.peer.node, (), self.group_rank, age_s, silent_ranks=silent, problem=problem if gone else "", failing_since=failing_since)
 
     def state(self, now: float) -> NodeState:
         """How pulling it goes."""
         newest = self.newest
         return NodeState(
-            group_rank=self.peer.group_rank,
+            group_rank=self.group_rank,
             node=self.peer.node,
             address=self._connection.address,
             report_age_s=max(0.0, now - newest.read_at) if newest is not None else None,
@@ -171,7 +193,8 @@ class Pulled:
 
     def _pull(self, wants: Mapping[questions.Kind, Iterable[int]], judge_url: str, deadline: float) -> list[dict[str, Any]]:
         for _ in range(2):
-            target = questions.report(self._receiver.base, self._receiver.events_after, wants, judge_url, self.order)
+            news = self.news if self.order is None and self.news.open_now != self._told else replace(self.news, open_now="")
+            target = questions.report(self._receiver.base, self._receiver.events_after, wants, judge_url, self.order, news, self.line)
             answer = self._connection.get(target, deadline)
             self._bytes += answer.wire_bytes
             document = self._document(answer)
@@ -181,6 +204,7 @@ class Pulled:
             shift = self._offset.shift
             if shift is None:
                 raise Unanswered("its clocks say nothing")
+            self._told = news.open_now or self._told
             self._clock_offset_s, self._clock_error_s = shift.wall_s, self._offset.error_s
             try:
                 events = self._receiver.apply(document, shift)
@@ -195,26 +219,41 @@ class Pulled:
         receiver, put = self._receiver, document.get("put")
         if receiver.read_at is None:
             raise Unanswered("it has not looked at its ranks yet")
-        report = self._ours(receiver.report(0.0))
+        report = receiver.report(0.0)
+        if not self.peer.nonce:
+            self._learn(report)
+        report = self._ours(report)
         ended = receiver.final and not any(rank.process is not None and rank.process.alive for rank in report.ranks)
         self.newest = Newest(report, min(received_at, receiver.read_at), receiver.ending, receiver.final, ended)
         self._put = put if isinstance(put, int) else 0
+
+    def _learn(self, report: NodeReport) -> None:
+        """What one that is only listed has not announced: its group rank and ranks, as far as nobody else has them."""
+        said = (report.group_rank, tuple(rank.rank for rank in report.ranks))
+        if said != self.claimed:
+            problem = self._claim(self, *said)
+            if problem:
+                raise Unanswered(problem)
+            self.claimed = said
 
     def _document(self, answer: Answer) -> dict[str, Any]:
         """The answer of this very launcher as JSON; Unanswered, and on to the next address, for any other."""
         address = self._connection.address
         if answer.status == 401:
             self.refused = True
-            raise Unanswered(f"{address} refuses this judge's secret: it waits for the newest one")
+            raise Unanswered(f"{address} refuses this judge's secret: {self._refusal}")
+        if answer.status == questions.ITSELF:
+            self.itself = not self.peer.nonce
+            raise Unanswered(f"{address} is this launcher itself")
         if answer.status != 200:
             said = " ".join(answer.body[:SAID_BYTES].decode("utf-8", "replace").split())
             raise Unanswered(f"{address} answers {answer.status}: {''.join(filter(str.isprintable, said))}")
         try:
             if len(answer.body) > LARGE_BYTES:
                 with _large:
-                    document = json.loads(answer.body)
+                    document = json.loads(answer.body, parse_constant=_not_finite)
             else:
-                document = json.loads(answer.body)
+                document = json.loads(answer.body, parse_constant=_not_finite)
         except (ValueError, RecursionError) as error:
             raise Unanswered(f"{address} answers with what is no JSON ({type(error).__name__})") from None
         if not isinstance(document, dict):
@@ -224,7 +263,7 @@ class Pulled:
             self.other_schema = schema if isinstance(schema, int) else -1
             raise Unanswered(f"it runs rankwatch {self.peer.version} with report schema {str(schema)[:20]}, this is {__version__} with {questions.SCHEMA}")
         if self.peer.nonce and document.get("nonce") != self.peer.nonce:  # --peers knows none
-            self.refused, self._proven = True, False
+            self.replaced, self._proven = True, False
             raise Unanswered(f"another launcher answers at {address}: this one has restarted, or the address is another machine's")
         self.other_schema, self._proven = None, True
         return document
@@ -234,16 +273,22 @@ class Pulled:
         ranks = report.ranks
         if not all(self._is_ours(rank.rank) for rank in ranks):
             ranks = tuple(rank for rank in ranks if self._is_ours(rank.rank))
-        return replace(report, node=self.peer.node, group_rank=self.peer.group_rank, ranks=ranks)
+        return replace(report, node=self.peer.node, group_rank=self.group_rank, ranks=ranks)
 
     def _is_ours(self, rank: Any) -> bool:
-        return isinstance(rank, int) and (not self.peer.ranks or rank in self.peer.ranks)
+        known = self.peer.ranks or (self.claimed[1] if self.claimed is not None else ())
+        return type(rank) is int and (rank in known if known or not self.peer.nonce else True)
 
     def _confirm(self, deadline: float) -> None:
         try:
             self._bytes += self._connection.get(f"{questions.ROOT}taken?put={self._put}", deadline).wire_bytes
         except Unanswered:
             pass  # it waits for this, and not for long
+
+
+def _not_finite(constant: str) -> float:
+    """Python's json takes NaN and Infinity, and writes them: what reads our files need not."""
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _time_of(document: Mapping[str, Any], name: str) -> float:

@@ -17,6 +17,8 @@ MAX_RANKS = 64
 """Of one kind in one question; the line of a request is limited."""
 MAX_URL = 512
 MAX_NUMBER = 1 << 62
+ITSELF = 409
+"""The status of a launcher's answer that judges the job itself: only it has asked, by a list that does not show which line is its own."""
 MAX_WHY = 900
 """Bytes of an order's reason as they go over the wire."""
 
@@ -30,9 +32,30 @@ class Order:
     why: str
 
 
-def report(base: int | None, events_after: int, wants: Mapping[Kind, Iterable[int]], judge_url: str, order: Order | None = None) -> str:
-    """The target that asks for a report beyond `base`, and for evidence of ranks on the way. With an order no evidence is asked for."""
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the judge tells with its pulls. open_now: last_words.words of its incidents. over: it ends, "0" well, "1" badly; all that it knows is told."""
+
+    open_now: str = ""
+    over: str = ""
+
+
+def report(
+    base: int | None,
+    events_after: int,
+    wants: Mapping[Kind, Iterable[int]],
+    judge_url: str,
+    order: Order | None = None,
+    news: News | None = None,
+    line: int | None = None,
+) -> str:
+    """The target that asks for a report beyond `base`, and for evidence of ranks on the way. With an order no evidence is asked for, no incident told.
+
+    line: the judge's own in the list of --peers.
+    """
     fields = [f"events={events_after}"]
+    if line is not None:
+        fields.append(f"line={line}")
     if base is not None:
         fields.append(f"base={base}")
     for name, kind in _FIELDS.items():
@@ -41,6 +64,10 @@ def report(base: int | None, events_after: int, wants: Mapping[Kind, Iterable[in
             fields.append(f"{name}={compress(ranks)}")
     if judge_url and len(judge_url) <= MAX_URL:
         fields.append(f"judge={quote(judge_url, safe=':/')}")
+    if news is not None and news.open_now and order is None:
+        fields.append(f"open={news.open_now}")
+    if news is not None and news.over:
+        fields.append(f"over={news.over}")
     if order is not None:
         fields += [f"end={order.key}", f"culprits={compress(sorted(order.culprit_ranks)[:MAX_RANKS])}", f"why={_short(order.why)}"]
     return f"{ROOT}report?{'&'.join(fields)}"
@@ -77,6 +104,15 @@ def wants(query: Mapping[str, str], local: Sequence[int]) -> dict[Kind, set[int]
     ours = set(local)
     asked = {kind: ours & set(expand(query.get(name, ""), MAX_RANKS)) for name, kind in _FIELDS.items()}
     return {kind: ranks for kind, ranks in asked.items() if ranks}
+
+
+def seen_there_only(url: str) -> bool:
+    """Whether this address of a page means the machine of whoever opens it."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return True
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def page_url(text: str) -> str:

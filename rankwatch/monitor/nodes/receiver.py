@@ -14,7 +14,7 @@ from rankwatch.monitor.nodes.codec import decode_fields, decode_forms, decode_ki
 from rankwatch.monitor.nodes.entries import Form
 from rankwatch.monitor.nodes.frozen import constructor, default_of
 from rankwatch.monitor.nodes.growth import Gap, Runs, take_calls, take_entries
-from rankwatch.monitor.nodes.values import WRONG, CodecError, Shift, shifted
+from rankwatch.monitor.nodes.values import LEAST_INT, MOST_INT, WRONG, CodecError, Shift, shifted
 from rankwatch.wire.ranks import MOST_RANKS
 
 Value = TypeVar("Value")
@@ -97,7 +97,7 @@ class Receiver:
         nonce, seq, node, group_rank = _of(document, "nonce", str), _of(document, "seq", int), _of(document, "node", str), _of(document, "group_rank", int)
         gpu_note, ending, final = _of(document, "gpu_note", str), _of(document, "ending", str), _of(document, "final", bool)
         read_at = None if document["read_mono"] is None else _number(document["read_mono"]) + shift.mono_s
-        events = [shifted(event, shift) for event in _of(document, "events", list) if type(event) is dict]
+        events = [event for each in _of(document, "events", list) if type(each) is dict and (event := _event(each, shift)) is not None]
         events_seq, events_lost = _of(document, "events_seq", int), _of(document, "events_lost", int)
         states, order = ({}, {}) if whole else (dict(self._states), dict(self._order))
         known, forms = ({}, {}) if whole else (self._kinds, self._forms)
@@ -149,9 +149,22 @@ class Receiver:
 
 def _of(document: Mapping[str, Any], name: str, wanted: type[Value]) -> Value:
     value = document[name]
+    if type(value) is int and not LEAST_INT <= value <= MOST_INT:
+        raise CodecError(f"{name}: a number of at most 64 bits is wanted")
     if type(value) is wanted:
         return value
     raise CodecError(f"{name}: {wanted.__name__} is wanted, found {type(value).__name__}")
+
+
+def _event(event: dict[str, Any], shift: Shift) -> dict[str, Any] | None:
+    """None for one that cannot be written: the others are news all the same."""
+    if type(event.get("wall_ns", 0)) not in (int, float):
+        return None
+    try:
+        found: dict[str, Any] = shifted(event, shift)
+    except (ValueError, RecursionError):
+        return None
+    return found
 
 
 def _number(value: Any) -> float:

@@ -19,6 +19,8 @@ Kinds = tuple[Kind, ...]
 """What a float field holds: times of a clock, or another quantity. Several: by place in a tuple, the last one for the rest."""
 WRONG = (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError)
 """What decoding of any value at all may raise."""
+LEAST_INT, MOST_INT = -(1 << 63), (1 << 64) - 1
+"""Whole numbers have 64 bits, with a sign or without: pages and metrics make floats of them, which ends at 1e308."""
 _MOST = 1e300
 
 
@@ -120,6 +122,8 @@ class Codecs:
             if not kinds:
                 raise LookupError(f"{where} is a float that is not classified as mono, wall or plain: add it to TIMES in monitor/nodes/codec.py")
             return Codec(_finite, _FLOATS[kinds[0]])
+        if hint is int:
+            return Codec(_same, whole_number)
         if hint in _EXACT:
             return Codec(_same, _exact(hint), hint)
         if hint is bytes:
@@ -144,17 +148,34 @@ class Codecs:
 
 
 def shifted(value: Any, shift: Shift) -> Any:
-    """JSON of a rank's own records: what is named wall_ns or mono_ns, alone or at the end of a name, is a time (wire/layout.py); 0 is none."""
+    """JSON of a rank's own records: what is named wall_ns or mono_ns, alone or at the end of a name, is a time (wire/layout.py); 0 is none.
+
+    ValueError where a number is too large, or none.
+    """
     if type(value) is dict:
         found = {}
         for name, held in value.items():
-            if type(held) is dict or type(held) is list:
+            kind = type(held)
+            if kind is not str and held is not None and (kind is not int or not LEAST_INT <= held <= MOST_INT):
                 held = shifted(held, shift)
-            elif name[-7:] in ("wall_ns", "mono_ns") and type(held) in (int, float) and held:
+            if (kind is int or kind is float) and held and name[-7:] in ("wall_ns", "mono_ns"):
                 held = held + round((shift.wall_s if name[-7:] == "wall_ns" else shift.mono_s) * 1e9)
             found[name] = held
         return found
-    return [shifted(each, shift) for each in value] if type(value) is list else value
+    if type(value) is list:
+        return [shifted(each, shift) for each in value]
+    if type(value) is int:
+        return whole_number(value)
+    return _plain(value, shift) if type(value) is float else value
+
+
+def whole_number(value: Any, _shift: Shift | None = None) -> int:
+    """ValueError where it is no whole number, or one of more than 64 bits."""
+    if type(value) is int:
+        if LEAST_INT <= value <= MOST_INT:
+            return value
+        raise ValueError("a number of at most 64 bits is wanted")
+    raise ValueError(f"int is wanted, found {type(value).__name__}")
 
 
 def _same(value: Any) -> Any:
@@ -167,7 +188,7 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(value: Any, _shift: Shift) -> float:
-    if type(value) is float or type(value) is int:
+    if type(value) is float or (type(value) is int and LEAST_INT <= value <= MOST_INT):
         number = float(value)
         if -_MOST < number < _MOST:
             return number
@@ -184,7 +205,7 @@ def _wall(value: Any, shift: Shift) -> float:
     return at + shift.wall_s if at else at
 
 
-_EXACT = (str, int, bool)
+_EXACT = (str, bool)
 _FLOATS: dict[Kind, Callable[[Any, Shift], float]] = {"plain": _plain, "mono": _mono, "wall": _wall}
 
 
@@ -243,6 +264,7 @@ def _keyed(of: Codec, key: type) -> Codec:
     def from_json(value: Any, shift: Shift) -> Any:
         if type(value) is not dict:
             raise ValueError(f"an object is wanted, found {type(value).__name__}")
-        return {key(name): held if type(held) is exact else decode(held, shift) for name, held in value.items()}
+        names = value if key is str else [whole_number(int(name)) if len(name) <= 20 else whole_number(None) for name in value]
+        return {name: held if type(held) is exact else decode(held, shift) for name, held in zip(names, value.values(), strict=True)}
 
     return Codec(to_json, from_json, None)
