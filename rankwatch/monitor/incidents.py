@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from rankwatch.model import PAGING, Change, CompileActivity, Incident, IncidentChange, JobSnapshot, RankState, Stack, Verdict, VerdictName
-from rankwatch.monitor.diagnose import words
+from rankwatch.monitor.diagnose import silence, words
 from rankwatch.monitor.diagnose.stacks import group_stacks
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.storms import Storm, gather, rule
@@ -88,7 +88,7 @@ def fold(book: Book, verdicts: Iterable[Verdict], snapshot: JobSnapshot, now: fl
     verdicts: of this look. An `updated` change means that verdict, cause, culprits, waiting ranks or place differ from the look before, or that
     who is blamed now has to be said (`renamed`); ages and countdowns are brought up to date silently.
     """
-    ranks = snapshot.ranks()
+    ranks, unheard = snapshot.ranks(), silence.unheard(snapshot)
     storms, told = gather(book.storms, verdicts, {incident.verdict.key for incident in book.open})
     current = {verdict.key: verdict for verdict in told}
     lost_now = 0.0 if snapshot.gap_s > limits.max_gap_s else 1.0  # nobody knows what the ranks did while we did not look
@@ -112,12 +112,12 @@ def fold(book: Book, verdicts: Iterable[Verdict], snapshot: JobSnapshot, now: fl
                 kept.append(incident)
                 lives[incident.id] = life
             continue
-        if (snapshot.ending or snapshot.final) and (before := _torn_down(verdict, life, now)) is not None:
+        if (snapshot.ending or snapshot.final) and (before := _torn_down(verdict, life, ranks, now)) is not None:
             incident, verdict = replace(incident, history=_up_to(incident.history, before)), before
         if life.gravest is None or not graver(life.gravest, verdict):
             life = replace(life, gravest=verdict, gravest_at=now)
         newer = _update(incident, verdict, snapshot, ranks)
-        life = replace(life, absent=0, gone_at=None, counted_at=now, waiting=_losing(verdict), since=min(life.since, verdict.since))
+        life = replace(life, absent=0, gone_at=None, counted_at=now, waiting=_losing(verdict, unheard), since=min(life.since, verdict.since))
         if _escalates(verdict, incident):
             life = replace(life, quiet=False, told=verdict.culprit_ranks)
             changes.append(IncidentChange("escalated", newer))
@@ -167,10 +167,13 @@ def paged(incident: Incident) -> bool:
     return any(change.verdict in PAGING for change in incident.history)
 
 
-def _torn_down(verdict: Verdict, life: _Life, now: float) -> Verdict | None:
-    """The graver word that the incident had until the job's end began; None where it has none."""
-    recent = life.gravest is not None and now - life.gravest_at <= TORN_DOWN_S
-    return life.gravest if recent and life.gravest is not None and graver(life.gravest, verdict) else None
+def _torn_down(verdict: Verdict, life: _Life, ranks: Mapping[int, RankState], now: float) -> Verdict | None:
+    """The graver word that the incident had until the job's end began; None where it has none, or has it of ranks that were out of sight and are seen now."""
+    gravest = life.gravest
+    if gravest is None or now - life.gravest_at > TORN_DOWN_S or not graver(gravest, verdict):
+        return None
+    blind = bool(gravest.culprit_ranks) and set(gravest.unknown_ranks).issuperset(gravest.culprit_ranks)
+    return None if blind and all(rank in ranks for rank in gravest.culprit_ranks) else gravest
 
 
 def _up_to(history: tuple[Change, ...], verdict: Verdict) -> tuple[Change, ...]:
@@ -180,9 +183,10 @@ def _up_to(history: tuple[Change, ...], verdict: Verdict) -> tuple[Change, ...]:
     return history[: last + 1]
 
 
-def _losing(verdict: Verdict) -> float:
-    """How many rank-seconds a second the waiting ranks lose: those behind a straggler wait only a part of the time."""
-    return len(verdict.waiting_ranks) * (verdict.straggling.cost_ratio if verdict.straggling is not None else 1.0)
+def _losing(verdict: Verdict, unheard: frozenset[int] = frozenset()) -> float:
+    """How many rank-seconds a second the waiting ranks lose: those behind a straggler wait only a part of the time. unheard: ranks out of sight."""
+    count = sum(rank not in unheard for rank in verdict.waiting_ranks) if unheard else len(verdict.waiting_ranks)
+    return count * (verdict.straggling.cost_ratio if verdict.straggling is not None else 1.0)
 
 
 def _shown(verdict: Verdict) -> tuple[object, ...]:

@@ -44,6 +44,7 @@ why, and how grave
   replays        a rank that has stopped replaying its CUDA graph while others wait on their devices
   suspended      all ranks stopped at once
   unhealed       waits that are over without having healed
+  unseen         waits that are out of sight: after a pause, or of a node that does not answer
 
 ends
   deaths         which rank ended badly first, and which only followed

@@ -45,7 +45,11 @@ def rule(hang: Hang, waits: Sequence[Wait], trouble: Trouble | None, scene: Scen
     else:
         picture = all_in(wait, scene, tuple(sorted({rank for index in hang.waits for rank in waits[index].silent_ranks})))
     lag = _lag(picture, scene)
-    noticed = any(scene.age(since) - lag >= scene.limits.notice_after_s(notice_s, timeout_s) for since, timeout_s, _, notice_s, _ in clocks(hang, waits))
+    told = trouble is not None and trouble.verdict is not None  # it stays told as long as its wait is there, whatever pauses and old reports take off its age
+    noticed = any(
+        (scene.now - since if told else scene.age(since) - lag) >= scene.limits.notice_after_s(notice_s, timeout_s)
+        for since, timeout_s, _, notice_s, _ in clocks(hang, waits)
+    )
     return _decide(picture, hang, first, noticed, trouble, scene)
 
 

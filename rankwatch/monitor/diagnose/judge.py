@@ -25,6 +25,7 @@ from rankwatch.monitor.diagnose import (
     suspended,
     timeouts,
     unhealed,
+    unseen,
     victims,
     waits,
     wants,
@@ -131,12 +132,16 @@ def _running(
             verdicts = [verdict for verdict in verdicts if verdict.cause != "all_entered"]
         verdicts += [replace(verdict, key=f"a{snapshot.attempt}-idle") for verdict in silent]
         wanted += more
+    if len(behind) == len(found) and state.idle_mark == moves:
+        keys = {verdict.key for verdict in verdicts}
+        verdicts += [each for each in state.last if each.key == f"a{snapshot.attempt}-idle" and each.key not in keys and unseen.idle_lasts(each, scene)]
     state = replace(
         state, leads=leads, paired=paired, diverged=diverged, lateness=late, asked=asked.times, idle_since=since, idle_mark=moves, ledger=costs,
         moved_at=state.moved_at if state.idle_mark == moves else now,
         troubles=tuple(replace(trouble, native_asked=True) if trouble.key in native else trouble for trouble in state.troubles),
     )  # fmt: skip
     verdicts += unhealed.of(state.last, verdicts, ranks)
+    verdicts += unseen.of(state.last, verdicts, scene)
     state, verdicts = _post_mortem(state, verdicts, found, scene)
     if state.frozen_at == now:
         ranks_told = tuple(sorted({rank for verdict in state.frozen for rank in (*verdict.culprit_ranks, *verdict.waiting_ranks)}))[: limits.max_stacks]
@@ -267,7 +272,7 @@ def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: 
         )  # fmt: skip
         kept.append(trouble)
         cases.append((hang, ruling, trouble))
-    kept += [trouble for trouble in before.values() if now - trouble.seen < _FORGET_S]
+    kept += [trouble for trouble in before.values() if age(state.pauses, trouble.seen, now) < _FORGET_S]
     return replace(state, troubles=tuple(kept), minted=minted), cases
 
 

@@ -3,7 +3,8 @@
 Long waits are charged from their start to whoever was blamed for most of them. Short ones are below every notice: there each
 beat of a rank's heart is a sample of whether it waits in a collective, taken without regard to what it does, so that shares of time come
 out right over a minute. A rank that waits clearly less than all others is the one that they wait for, and what they wait more than it is
-lost; what all wait alike is the cost of communication and is not counted, nor is a lateness that goes round.
+lost; what all wait alike is the cost of communication and is not counted, nor is a lateness that goes round. Ranks of a node that does not
+answer are left out until it tells what they did.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from rankwatch.model import RankState, Verdict, Waited
+from rankwatch.monitor.diagnose import silence
 from rankwatch.monitor.diagnose.state import age
 
 TYPE_CHECKING = False
@@ -27,6 +29,7 @@ MAX_ROWS = 256  # pairs of rank and reason; the cheapest are added up under "oth
 NO_RANK = -1
 MAX_BLAMED = 8  # of more culprits none is charged by itself
 STRAGGLING = "straggling"
+_SIGHT_S = 4.0  # from a rank's entry to the first look that shows it: a round of reports, and two beats of its numbers
 _WINDOW_S = 60.0
 _SHORTEST_S = 10.0  # of a window that counts when its group or the run ends
 _BEAT_S = 0.5
@@ -49,11 +52,15 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """One trouble that lasts. waiting: ranks that are charged up to now. blamed: by culprits; at most MAX_BLAMED of them."""
+    """One trouble that lasts. waiting: ranks that are charged up to now. blamed: by culprits; at most MAX_BLAMED of them.
+
+    until: up to when those are charged that waited and are not heard of any more.
+    """
 
     rank_s: float = 0.0
     blamed: Mapping[tuple[int, ...], Blame] = field(default_factory=dict)
     waiting: frozenset[int] = frozenset()
+    until: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +88,21 @@ def observe(ledger: Ledger, cases: Sequence[Case], found: Sequence[Wait], views:
     paused = scene.snapshot.gap_s > scene.limits.max_gap_s or ledger.counted_at is None
     dt = 0.0 if paused or ledger.counted_at is None else max(0.0, scene.now - ledger.counted_at)
     pending: dict[str, Pending] = {}
+    unheard = silence.unheard(scene.snapshot)
     long: dict[int, float] = {}  # ranks in long waits, with the seconds that were charged only now
     for hang, ruling, trouble in cases:
         verdict = ruling.verdict
         waiting = verdict.waiting_ranks if verdict is not None else tuple(rank for rank in hang.waiting if rank not in ruling.culprits)
         old = ledger.pending.get(trouble.key) or Pending()
+        until = old.until
+        if unheard:
+            until = {**until, **dict.fromkeys(unheard & old.waiting, ledger.counted_at or scene.now)}
+            waiting = tuple(rank for rank in waiting if rank not in unheard)
+            if not waiting:  # for whom anybody waits is not known now
+                pending.update({trouble.key: replace(old, waiting=frozenset(), until=until)} if old.blamed else {})
+                continue
         fresh = [rank for rank in waiting if rank not in old.waiting]
-        late = _waited(fresh, [found[index] for index in hang.waits], scene) if fresh else {}
+        late = _waited(fresh, [found[index] for index in hang.waits], scene, old.until) if fresh else {}
         lost = old.rank_s + dt * sum(rank in old.waiting for rank in waiting) + sum(late.values())
         reason, detail = _reason(verdict, found[hang.waits[0]].kind, ruling.culprits, scene.ranks)
         before = old.blamed.get(ruling.culprits) or Blame(0.0, reason, -1)
@@ -95,7 +110,7 @@ def observe(ledger: Ledger, cases: Sequence[Case], found: Sequence[Wait], views:
         each = {rank: f"{verdict.cause} at {place}" for rank, place in verdict.places} if verdict is not None else {}
         blame = Blame(before.seconds + dt, reason if better else before.reason, detail if better else before.detail, each or before.reasons)
         others = dict(list(old.blamed.items())[-MAX_BLAMED:])
-        pending[trouble.key] = Pending(lost, {**others, ruling.culprits: blame}, frozenset(waiting))
+        pending[trouble.key] = Pending(lost, {**others, ruling.culprits: blame}, frozenset(waiting), until)
         long.update({**dict.fromkeys(waiting, 0.0), **late})
     spent = dict(ledger.spent)
     for key, ended in ledger.pending.items():
@@ -147,13 +162,18 @@ def rows(ledger: Ledger | None, *, over: bool = False) -> tuple[Waited, ...]:
 # -- long waits ------------------------------------------------------------------------------------------------------------
 
 
-def _waited(ranks: Sequence[int], waits: Sequence[Wait], scene: Scene) -> dict[int, float]:
-    """How long each of these ranks has waited when it is first charged."""
+def _waited(ranks: Sequence[int], waits: Sequence[Wait], scene: Scene, until: Mapping[int, float]) -> dict[int, float]:
+    """How long each of these ranks has waited when it is first charged, or since `until`. Never longer than it was seen in it, whatever its clock says."""
     starts: dict[int, float] = {}
     for wait in waits:
         for rank, since in wait.waiters.items():
-            starts[rank] = min(since, starts.get(rank, since))
-    return {rank: age(scene.state.pauses, starts[rank], scene.now) if rank in starts else 0.0 for rank in ranks}
+            least = max(since, scene.snapshot.started_at, until.get(rank, since))
+            member = wait.view.members.get(rank) if wait.view is not None else None
+            opened = scene.state.opens.get((rank, wait.name, member.group.generation)) if member is not None else None
+            if opened is not None:
+                least = max(least, opened.seen_at - scene.lag(rank) - _SIGHT_S)
+            starts[rank] = min(least, starts.get(rank, least))
+    return {rank: max(0.0, age(scene.state.pauses, starts[rank], scene.now) - scene.lag(rank)) if rank in starts else 0.0 for rank in ranks}
 
 
 def _reason(verdict: Verdict | None, kind: str, culprits: Sequence[int], ranks: Mapping[int, RankState]) -> tuple[str, int]:

@@ -136,7 +136,7 @@ def _captured(rank: RankState, since: float, scene: Scene) -> bool:
     """Whether its last steps were made with next to no recorded collective, so that what keeps the ranks together is none of those."""
     window = _WINDOW_STEPS * median(each.step_s or 0.0 for each in scene.ranks.values())
     offset = next((node.clock_offset_s for node in scene.snapshot.nodes if node.node == rank.node), 0.0)
-    made = [clocks.mono(scene.state, scene.snapshot, entry.created_wall_at, offset) for entry in rank.collectives if entry.created_wall_at]
+    made = [clocks.mono(scene.state, scene.snapshot, entry.created_wall_at, offset, rank.node) for entry in rank.collectives if entry.created_wall_at]
     return sum(since - window <= at <= since for at in made) < _PER_STEP * _WINDOW_STEPS
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from rankwatch.monitor.diagnose.state import NodeKey, State
 
+OLD_S = 5.0
+"""A report older than this, of which rounds are 1-4 s apart, tells nothing of what its ranks do now."""
 _NAMED = 4
 _ADVICE = (
     "See whether the node is up (ping, ssh, the scheduler's view of it) and its ranks still run; the last lines of its kernel log say what it met.",
@@ -36,6 +38,12 @@ def reported(before: Mapping[NodeKey, float], snapshot: JobSnapshot) -> dict[Nod
 
 def key(node: NodeReport) -> NodeKey:
     return (node.group_rank, node.node)
+
+
+def unheard(snapshot: JobSnapshot) -> frozenset[int]:
+    """Ranks of which nobody knows what they do now: their node does not answer, or not soon enough."""
+    dark = [node for node in snapshot.nodes if node.silent_ranks or node.failing_since is not None or node.report_age_s > OLD_S]
+    return frozenset(number for node in dark for number in (*node.silent_ranks, *(rank.rank for rank in node.ranks)))
 
 
 def seen(before: Mapping[int, RankState], snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> dict[int, RankState]:

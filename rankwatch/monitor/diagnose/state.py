@@ -28,6 +28,7 @@ class Open:
     deadline: float | None = None  # monotonic; when the group's own watchdog ends it, at the earliest
     timeout_s: float | None = None
     maybe_s: float = 0.0  # how much later that may be
+    seen_at: float = 0.0  # the first look that showed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,7 @@ class State:
     quiet: int = 0
     pauses: tuple[tuple[float, float], ...] = ()  # (when it was seen, seconds lost), newest last; at most 16
     eras: tuple[tuple[float, float], ...] = ()  # (since when, wall clock minus monotonic clock), newest last; at most 8
+    node_eras: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)  # the same of each node's wall clock, by its name
     long_gaps: int = 0  # looks in a row that came late
     suspended_at: float | None = None  # since when every rank is stopped
     extensions: Mapping[tuple[int, str, int, float], Spent] = field(default_factory=dict)

@@ -19,10 +19,16 @@ GONE: tuple[Cause, ...] = ("exited", "killed", "oom_killed", "crashed")
 
 def of(last: Iterable[Verdict], verdicts: Iterable[Verdict], ranks: Mapping[int, RankState]) -> list[Verdict]:
     """Of the verdicts of the look before, those that hold on though their wait is not found any more. verdicts: of this look."""
+    return [verdict for verdict in gone(last, verdicts) if _lasts(verdict, ranks)]
+
+
+def gone(last: Iterable[Verdict], verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Of the verdicts of the look before, those on waits of which no verdict of this look tells."""
+    verdicts = tuple(verdicts)
     keys = {verdict.key for verdict in verdicts}
     blamed = {rank for verdict in verdicts if verdict.verdict in OF_WAITS for rank in (*verdict.culprit_ranks, *verdict.waiting_ranks)}
-    gone = [verdict for verdict in last if verdict.key not in keys and verdict.verdict in OF_WAITS and verdict.waiting_ranks]
-    return [verdict for verdict in gone if blamed.isdisjoint(verdict.waiting_ranks) and _lasts(verdict, ranks)]
+    over = [verdict for verdict in last if verdict.key not in keys and verdict.verdict in OF_WAITS and verdict.waiting_ranks]
+    return [verdict for verdict in over if blamed.isdisjoint(verdict.waiting_ranks)]
 
 
 def _lasts(verdict: Verdict, ranks: Mapping[int, RankState]) -> bool:

@@ -80,15 +80,16 @@ def track_opens(before: State, views: Mapping[GroupKey, View], offsets: Mapping[
             if old is not None and old.seq == seq and (old.sure or entry is None):
                 opens[key] = old
                 continue
-            since, sure = old.since if old is not None and old.seq == seq else snapshot.now, False
+            same = old is not None and old.seq == seq
+            since, sure, seen_at = old.since if old is not None and same else snapshot.now, False, old.seen_at if old is not None and same else snapshot.now
             created_wall_at = snapshot.wall_at - (snapshot.now - since)
             if entry is not None and entry.created_wall_at:
                 created_wall_at = entry.created_wall_at
-                since, sure = clocks.mono(before, snapshot, created_wall_at, offsets.get(rank, 0.0)), True
+                since, sure = clocks.mono(before, snapshot, created_wall_at, offsets.get(rank, 0.0), ranks[rank].node), True
             timeout = (entry.timeout_s if entry else None) or member.group.timeout_s
             more, maybe = timeouts.extension(ranks[rank], member, seq, since, created_wall_at, before.extensions)
             timeout = timeout + more if timeout else None
-            opens[key] = Open(seq, since, sure, since + timeout if timeout else None, timeout, maybe)
+            opens[key] = Open(seq, since, sure, since + timeout if timeout else None, timeout, maybe, seen_at)
     return opens
 
 

@@ -94,13 +94,18 @@ def places(culprits: Sequence[int], ranks: Mapping[int, RankState], since: float
     return (found[0][1] if found else "", ()) if len({at for _, at in found}) <= 1 else ("", found)
 
 
+NO_OOM_KILL = "oom_kill did not rise"
+"""What evidence says where the memory cgroup's own count rules it out."""
+_SENT_BY_SOMEBODY = (
+    "It was not its memory cgroup that killed it: look for who sent the SIGKILL (the scheduler's log; `dmesg -T | grep -i oom` for the node's own OOM killer).",
+)
 _ADVICE: dict[Cause, tuple[str, ...]] = {
     "compiling": (
         NEAR_TIMEOUT,
         "A rank that compiles alone has come to other code or other inputs than its peers: let every rank run each variant once before the loop.",
     ),
     "not_entered": (
-        "Look at the line named in `at`: the rank is there instead of in the collective. It must come back, or every rank must take that branch.",
+        "Look at the line where it is: the rank is there instead of in the collective. It must come back, or every rank must take that branch.",
         "Work of one rank that takes long on purpose: use a group of its own with new_group(timeout=...) for the barrier around it.",
     ),
     "mismatch": (
@@ -163,6 +168,8 @@ def advice(cause: Cause, finding: Finding | None = None, at: Sequence[tuple[int,
         where = ", ".join(f"{place} on rank {rank}" for rank, place in at) or finding.at
         line = lines[0].replace("Compare the call sites", f"Compare the call sites, first {where}").replace("every rank.", f"every rank: see {where}.")
         return (line, *lines[1:])
+    if finding is not None and cause == "killed" and not finding.advice and any(NO_OOM_KILL in line for line in finding.evidence):
+        return _SENT_BY_SOMEBODY
     if finding is not None and cause == "exited" and finding.exit_code and not finding.advice:
         lines = (
             f"The rank ended by itself with exit code {finding.exit_code} and left no exception: look for sys.exit({finding.exit_code}), os._exit or a library "
