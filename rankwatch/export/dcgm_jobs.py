@@ -2,7 +2,8 @@
 
 A file a GPU, named by the host's number of it (dcgm-exporter skips other names); each line is a job id and gives every metric of that GPU once more, with
 the label hpc_job (its README, "How to include HPC jobs in metric labels"; internal/pkg/transformation/hpc.go: no file or an empty one leaves the metric as
-it is). So DCGM_FI_* join rankwatch_* by hpc_job = job_id. Other jobs and the site's prolog may use the same files: only our own line is touched.
+it is). So DCGM_FI_* join rankwatch_* by hpc_job = job_id. Other jobs and the site's prolog may use the same files: only our own line is touched, and it is
+looked for again and again, since a prolog may write the file anew and another launcher of the same job take the line out at its end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Collection, Mapping
 
@@ -69,16 +71,35 @@ class JobMapping:
         self._made: set[str] = set()
 
     def set(self, gpus: Collection[str]) -> None:
-        """List the job for exactly these GPUs. OSError for the first file that cannot be changed, after the others were."""
+        """List the job for exactly these GPUs, also where somebody has taken the line out since. OSError that names the first file that cannot be read or
+        changed, after the others were."""
         trouble: OSError | None = None
-        for gpu in sorted(self._listed.symmetric_difference(gpus)):
+        for gpu in sorted(self._listed.union(gpus)):
             try:
-                self._edit(gpu, gpu in gpus)
-                self._listed ^= {gpu}
-            except OSError as error:
+                if gpu not in gpus:
+                    self._edit(gpu, False)
+                    self._listed.discard(gpu)
+                elif gpu not in self._listed or not self._there(gpu):
+                    self._edit(gpu, True)
+                    self._listed.add(gpu)
+            except FileNotFoundError as error:  # the directory itself
                 trouble = trouble or error
+            except OSError as error:
+                trouble = trouble or OSError(error.errno, f"{gpu}: {error.strerror or error}", error.filename)
         if trouble is not None:
             raise trouble
+
+    def _there(self, gpu: str) -> bool:
+        """Whether the line stands in the file; without a lock, which a file system over a network would have to give each time."""
+        path = os.path.join(self._directory, gpu)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return False  # what is wrong with it the edit tells
+        try:
+            return stat.S_ISREG(os.fstat(fd).st_mode) and self._job_id in os.read(fd, MAX_BYTES).split(b"\n")
+        finally:
+            os.close(fd)
 
     def _edit(self, gpu: str, listed: bool) -> None:
         """In place, since the site's prolog may own the file; under a lock, since several jobs may share it. A file that we have made goes once it is empty."""
@@ -91,6 +112,8 @@ class JobMapping:
                     raise
                 return
             try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise OSError(errno.EINVAL, "it is no regular file", path)
                 _lock(fd, path)
                 if not _is(fd, path):
                     continue  # another job has removed it between our open and our lock

@@ -57,7 +57,8 @@ class Textfile:
     def write(self, status: Status, final: bool) -> None:
         """The file as of `status`. OSError as the file system gives it; a last state that cannot be written leaves no older one to be taken for it."""
         body, _ = self._exporter.render(status, "")
-        head = f"# rankwatch {'final' if final else 'running'} {status.job.node} {os.getpid()}\n".encode("ascii", "replace")
+        node = status.job.node.encode("unicode_escape").decode("ascii")  # one line, whatever a node calls itself
+        head = f"# rankwatch {'final' if final else 'running'} {node} {os.getpid()}\n".encode("ascii")
         path = os.path.join(self._directory, file_name(status.job.job_id, status.job.node))
         try:
             replace_file(path, head + _HELP.sub(rb"\1 " + SAME_HELP, body))

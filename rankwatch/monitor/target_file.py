@@ -40,6 +40,7 @@ class TargetFile:
         self._chosen = chosen
         self._refresh_s = refresh_s
         self._housekeeping = False
+        self._written = False
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -94,20 +95,24 @@ class TargetFile:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _look(self, data: bytes) -> None:
-        """Renew the file, make it where it is not there; clear away what is stale."""
+        """Renew the file; write it first of all, whatever an earlier launcher has left there, and where it has gone. Clear away what is stale."""
         try:
             try:
-                now = files.renew(self.path)
+                now = files.renew(self.path) if self._written else self._write(data)
             except FileNotFoundError:
-                os.makedirs(self._folder, exist_ok=True)
-                replace_file(self.path, data)
-                now = files.renew(self.path)
+                now = self._write(data)
             self._watch()
             if self._housekeeping:
                 for name in files.stale(files.listing(self._folder), now, self._stale_s):
                     files.remove(os.path.join(self._folder, name))
         except OSError as error:
             self._tell(f"--sd-dir {self._folder}: {error.strerror or error}: Prometheus is not told of this job there; make the folder writable for this user")
+
+    def _write(self, data: bytes) -> float:
+        os.makedirs(self._folder, exist_ok=True)
+        replace_file(self.path, data)
+        self._written = True
+        return files.renew(self.path)
 
     @property
     def _stale_s(self) -> float:

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     import http.client
+    import ssl
 
 DEADLINE_S = 5.0
 MAX_ANSWER_BYTES = 4096
@@ -102,14 +103,16 @@ def post(to: Target, body: bytes, deadline_s: float = DEADLINE_S) -> None:
     import ssl
 
     try:
-        connection, path = _connection(to, headers, deadline_s)
+        connection, path, tls = _connection(to, headers, deadline_s)
     except (OSError, ValueError) as error:
         raise NotTaken(_why(error)) from None
     late = threading.Event()
-    guard = threading.Timer(deadline_s, _cut, (connection, late))
+    held: list[socket.socket] = []
+    guard = threading.Timer(deadline_s, _cut, (connection, held, late))
     guard.daemon = True
     guard.start()
     try:
+        _connect(connection, held, late, tls, to.host)
         connection.request("POST", path, body, headers)
         answer = connection.getresponse()
         said = answer.read(MAX_ANSWER_BYTES)
@@ -121,7 +124,7 @@ def post(to: Target, body: bytes, deadline_s: float = DEADLINE_S) -> None:
     if late.is_set():  # headers that were cut off look like whole ones
         raise NotTaken(f"no answer within {deadline_s:g} s")
     if 300 <= answer.status < 400:
-        elsewhere = urlsplit(answer.headers.get("Location", "")).hostname or "elsewhere"
+        elsewhere = _host(answer.headers.get("Location", "")) or "elsewhere"
         raise NotTaken(f"HTTP {answer.status}: it redirects to {elsewhere}, which is not followed; give the address that answers", again=False)
     if not 200 <= answer.status < 300:
         reason = " ".join(said.decode("utf-8", "replace").split())[:200]
@@ -129,8 +132,10 @@ def post(to: Target, body: bytes, deadline_s: float = DEADLINE_S) -> None:
         raise NotTaken(f"HTTP {answer.status}{f': {reason}' if reason else ''}", again)
 
 
-def _connection(to: Target, headers: dict[str, str], deadline_s: float) -> tuple[http.client.HTTPConnection, str]:
-    """A connection that is not open yet, and what to ask it for. Through a proxy, plain HTTP asks for the whole address, HTTPS for a tunnel."""
+def _connection(to: Target, headers: dict[str, str], deadline_s: float) -> tuple[http.client.HTTPConnection, str, ssl.SSLContext | None]:
+    """A connection that is not open yet, what to ask it for, and how TLS is spoken on it. Through a proxy, plain HTTP asks for the whole address, HTTPS for
+    a tunnel.
+    """
     import http.client
     import ssl
 
@@ -138,15 +143,37 @@ def _connection(to: Target, headers: dict[str, str], deadline_s: float) -> tuple
     if to.scheme == "https":
         context = ssl.create_default_context()
         if proxy is None:
-            return http.client.HTTPSConnection(to.host, to.port, timeout=deadline_s, context=context), to.path
+            return http.client.HTTPSConnection(to.host, to.port, timeout=deadline_s, context=context), to.path, context
         tunnel = http.client.HTTPSConnection(proxy.host, proxy.port, timeout=deadline_s, context=context)
         tunnel.set_tunnel(to.host, to.port, {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {})
-        return tunnel, to.path
+        return tunnel, to.path, context
     if proxy is None:
-        return http.client.HTTPConnection(to.host, to.port, timeout=deadline_s), to.path
+        return http.client.HTTPConnection(to.host, to.port, timeout=deadline_s), to.path, None
     if proxy.authorization:
         headers["Proxy-Authorization"] = proxy.authorization
-    return http.client.HTTPConnection(proxy.host, proxy.port, timeout=deadline_s), f"{to.shown}{to.path}"
+    return http.client.HTTPConnection(proxy.host, proxy.port, timeout=deadline_s), f"{to.shown}{to.path}", None
+
+
+def _connect(connection: http.client.HTTPConnection, held: list[socket.socket], late: threading.Event, tls: ssl.SSLContext | None, host: str) -> None:
+    """Open it in steps that `_cut` can end: HTTPSConnection.connect hides its socket during the handshake, and its timeout is for each part alone."""
+    import http.client
+
+    http.client.HTTPConnection.connect(connection)
+    secure = tls.wrap_socket(connection.sock, server_hostname=host, do_handshake_on_connect=False) if tls is not None else None
+    connection.sock = secure or connection.sock
+    held.append(connection.sock)
+    if late.is_set():
+        raise TimeoutError
+    if secure is not None:
+        secure.do_handshake()
+
+
+def _host(url: str) -> str:
+    """The host that an address names, "" where it names none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _proxies(to: Target) -> Mapping[str, str]:
@@ -165,14 +192,15 @@ def _proxy(to: Target, proxies: Mapping[str, str]) -> Target | None:
     return proxy
 
 
-def _cut(connection: http.client.HTTPConnection, late: threading.Event) -> None:
-    """Whatever the other thread waits for fails now."""
+def _cut(connection: http.client.HTTPConnection, held: list[socket.socket], late: threading.Event) -> None:
+    """Whatever the other thread waits for fails now. held: the socket, which the connection forgets once the body is read."""
     late.set()
-    try:
-        if connection.sock is not None:
-            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
-    except OSError:
-        pass
+    for each in (connection.sock, *held):
+        try:
+            if each is not None:
+                socket.socket.shutdown(each, socket.SHUT_RDWR)  # not SSLSocket's, which would take the TLS away from under the reader
+        except OSError:
+            pass
 
 
 def _why(error: Exception) -> str:
