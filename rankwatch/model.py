@@ -599,6 +599,7 @@ class JobInfo:
     started_wall_at: float
     status_url: str = ""
     archive_url: str = ""  # of this run in the archive, with a "/" at its end; "" unless --archive-dir and --external-url are given
+    archive_failed: bool = False  # the archive took the newest page not: links do not lead there
     capabilities: dict[str, str] = field(default_factory=dict)  # compile|ddp|collectives|stacks|... -> "ok" or the reason
     labels: dict[str, str] = field(default_factory=dict)
 

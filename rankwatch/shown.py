@@ -233,9 +233,14 @@ def group_call(op: str, seq: object, label: str, *, repeated: bool = False) -> s
     return f"{op} seq {seq} of {label}" if op else f"a collective of {label}"
 
 
+def archived(job: JobInfo) -> bool:
+    """Whether links lead to the archive: it has an address, and takes the pages."""
+    return bool(job.archive_url) and not job.archive_failed
+
+
 def page_url(job: JobInfo, incident_id: str) -> str:
     """Link to an incident's page: in the archive, which outlives the launcher, else at the status server; "" where neither is."""
-    if job.archive_url:
+    if archived(job):
         return f"{job.archive_url}incidents/{incident_id}/index.html"
     return f"{job.status_url.rstrip('/')}/incidents/{incident_id}/" if job.status_url else ""
 

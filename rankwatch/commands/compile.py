@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwatch.cli import fail, say
-from rankwatch.commands.fetch import FETCH_S, document, is_url
+from rankwatch.commands import node_runs
+from rankwatch.commands.fetch import FETCH_S, Absent, document, is_url, why
 from rankwatch.config import RUNS, Options
 from rankwatch.launcher.rundir import LATEST
+from rankwatch.report import moved
 from rankwatch.report.documents import load
 from rankwatch.serve.token import read_token
 
@@ -38,6 +40,12 @@ def main(argv: Sequence[str], options: Options) -> int:
     parser.add_argument("--out", metavar="DIR", help="with --tlparse: where the pages go")
     arguments = parser.parse_args(argv)
     source = arguments.source or options.run_dir or os.path.join(RUNS, LATEST)
+    try:
+        given, source = source, source if is_url(source) else node_runs.meant(source)
+    except node_runs.Several as error:
+        return fail(str(error))
+    if source != given:
+        say(node_runs.words(source))
     if arguments.tlparse:
         from rankwatch.commands import tlparse
 
@@ -49,13 +57,20 @@ def main(argv: Sequence[str], options: Options) -> int:
     except ValueError as error:
         return fail(f"--token-file: {error}")
     try:
+        if not is_url(source) and (word := moved.words(source)):
+            say(word)
         doc = fetch(source, token) if is_url(source) else read(source)
+    except Absent as error:
+        say(f"{source}: {error}")
+        return EXIT_NOTHING_FOUND
     except FileNotFoundError as error:
         if os.path.isdir(source):
             say(f"no {FILE} in {source}: no rank of that run compiled anything, or it ran without the compile probe")
             return EXIT_NOTHING_FOUND
         return fail(f"{error.filename or source} does not exist; name a run directory, or a running job's status address such as http://127.0.0.1:27435")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return fail(f"{source} cannot be read: {why(error) if is_url(source) else error}")
+    except ValueError as error:
         return fail(f"{source} cannot be read: {error}")
     from rankwatch.report import compile_text
 
@@ -69,11 +84,12 @@ def main(argv: Sequence[str], options: Options) -> int:
 
 def read(path: str) -> dict[str, Any]:
     """The document of a run directory or of a file; OSError, or ValueError when it is none."""
-    return _checked(load(os.path.join(path, FILE) if os.path.isdir(path) else path, {}))
+    return _checked(load(moved.newest(path, FILE) if os.path.isdir(path) else path, {}))
 
 
 def fetch(url: str, token: str = "", limit_s: float = FETCH_S) -> dict[str, Any]:
-    """The document of a running job, from its status address. OSError when nobody answers in time, ValueError when it is no rankwatch."""
+    """The document of a running job, from its status address. OSError when nobody answers in time, Absent when nothing was compiled,
+    ValueError when it is no rankwatch."""
     return _checked(document(url, ROUTE, token, limit_s))
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import threading
 import urllib.error
 import urllib.request
 
+from rankwatch import shown
 from rankwatch.report.documents import MAX_BYTES
 
 FETCH_S = 10.0  # for the whole answer
 _READ_BYTES = 1 << 16
+_SAID_BYTES, _SAID_SHOWN = 4096, 300
+_ASKS = ("CERTIFICATE_REQUIRED", "certificate required", "PEER_DID_NOT_RETURN", "HANDSHAKE_FAILURE")
 
 
 def is_url(source: str) -> bool:
@@ -19,8 +23,13 @@ def is_url(source: str) -> bool:
     return source.lower().startswith(("http://", "https://"))
 
 
+class Absent(ValueError):
+    """The server is a rankwatch that has nothing of the kind yet; the text is its own."""
+
+
 def document(url: str, route: str, token: str = "", limit_s: float = FETCH_S) -> object:
-    """The JSON at `route` of a status address, which may end in that route. OSError when nobody answers in time, ValueError when it is no JSON over HTTP."""
+    """The JSON at `route` of a status address, which may end in that route. OSError when nobody answers in time, ValueError when it is no JSON over HTTP,
+    Absent where the server says that there is nothing."""
     request = urllib.request.Request(url.rstrip("/").removesuffix(route) + route, headers={"Authorization": f"Bearer {token}"} if token else {})
     got: list[bytes | Exception] = []
     over = threading.Event()
@@ -49,6 +58,32 @@ def document(url: str, route: str, token: str = "", limit_s: float = FETCH_S) ->
     return found
 
 
+def why(error: OSError) -> str:
+    """Why nobody answers, in words that say what to do where TLS is the reason."""
+    reason = getattr(error, "reason", None)
+    cause = reason if isinstance(reason, OSError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        if "mismatch" in cause.verify_message:
+            return f"its certificate is for another name ({shown.one_line(cause.verify_message)}): use a name that stands in it"
+        authority = "its authority is your own: put SSL_CERT_FILE=CA.pem before the command"
+        return f"its certificate is not trusted here ({shown.one_line(cause.verify_message)}); where {authority}"
+    if isinstance(cause, ssl.SSLError) and any(word in str(cause) for word in _ASKS):
+        return "it asks for a client certificate (--tls-client-ca), which this command does not send: use the run directory on its node"
+    if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return "it ends the TLS connection; most likely it asks for a client certificate (--tls-client-ca): use the run directory on its node"
+    return shown.one_line(reason or error.strerror or error)
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """The reason in a rankwatch server's 404; "" where it is another's."""
+    try:
+        doc = json.loads(error.read(_SAID_BYTES))
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):
+        return ""
+    said = doc.get("error") if isinstance(doc, dict) else None
+    return shown.one_line(said)[:_SAID_SHOWN] if isinstance(said, str) else ""
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A status address does not redirect, and urllib would take the token along to another host."""
 
@@ -68,5 +103,7 @@ def _answer(request: urllib.request.Request, limit_s: float, over: threading.Eve
             return bytes(data)
     except urllib.error.HTTPError as error:
         with error:
+            if error.code == 404 and (said := _said(error)):
+                raise Absent(said) from error
             asks = "; it asks for a token: give --token-file" if error.code == 401 else ""
             raise ValueError(f"the server answers {error.code}{asks}") from error

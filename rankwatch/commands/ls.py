@@ -14,12 +14,15 @@ from typing import Any
 
 from rankwatch import shown
 from rankwatch.cli import fail, say
+from rankwatch.commands import node_runs
 from rankwatch.commands.live.running import Launcher, launchers
 from rankwatch.commands.report import EXIT_NOTHING_FOUND, incident_files, read
 from rankwatch.config import RUNS, Options
 from rankwatch.launcher.rundir import LATEST
+from rankwatch.report import moved
 from rankwatch.report.documents import RUN, load
 
+MOVED_SAID = 8
 HEADER = ("RUN", "STATE", "AGE", "LASTED", "INCIDENTS", "COMMAND")
 
 
@@ -27,7 +30,7 @@ HEADER = ("RUN", "STATE", "AGE", "LASTED", "INCIDENTS", "COMMAND")
 class Row:
     """One run. state: of a job that runs what its launcher says (starting, running, stuck, ...); else "ended", "no end recorded", "unreadable".
 
-    incidents: how many by the worst verdict that each reached.
+    incidents: how many by the worst verdict that each reached. ended_by: the signal to the launcher that has ended it, "" for none.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Row:
     incidents: Mapping[str, int]
     command: str
     running: bool
+    ended_by: str = ""
 
 
 def main(argv: Sequence[str], options: Options) -> int:
@@ -57,6 +61,8 @@ def main(argv: Sequence[str], options: Options) -> int:
     if arguments.path and not os.path.isdir(path):
         return fail(f"{path} is no directory; runs are listed from the folder that holds them, by default ./{RUNS}")
     found = listed(path, launchers(), elsewhere=not arguments.path)
+    for word in list(filter(None, (moved.words(row.path) for row in found)))[:MOVED_SAID]:
+        say(word)
     if not found:
         say(f"no run in {path}" + ("" if arguments.path else ", and no job of yours runs on this machine under rankwatch"))
         return EXIT_NOTHING_FOUND
@@ -68,13 +74,22 @@ def listed(folder: str, running: Sequence[Launcher], elsewhere: bool) -> list[Ro
     """The runs in a folder, and with `elsewhere` those that run here and lie in another one."""
     live = {os.path.realpath(launcher.run_dir): launcher for launcher in running if launcher.run_dir}
     rows = []
-    if os.path.isdir(folder):
-        for entry in os.scandir(folder):
-            if entry.name != LATEST and os.path.isfile(os.path.join(entry.path, "run.json")):
-                rows.append(_row(entry.path, entry.name, live.pop(os.path.realpath(entry.path), None)))
+    for path in _places(folder) if os.path.isdir(folder) else ():
+        later = moved.of(path)
+        place = os.path.realpath(later.path) if later is not None and later.here else ""
+        rows.append(_row(path, os.path.relpath(path, folder), live.pop(os.path.realpath(path), None) or live.pop(place, None)))
     if elsewhere:
         rows += [_row(path, path, launcher) for path, launcher in live.items()]
     return sorted(rows, key=lambda row: (row.started_at or _changed(row.path), row.name), reverse=True)
+
+
+def _places(folder: str) -> list[str]:
+    """Where the runs of a folder are: its folders, and what other nodes than the first keep of a run in there."""
+    places = node_runs.within(folder)
+    for entry in os.scandir(folder):
+        if entry.name != LATEST:
+            places += [entry.path] if os.path.isfile(moved.newest(entry.path, "run.json")) else node_runs.within(entry.path)
+    return places
 
 
 def render(rows: Sequence[Row], now: float) -> str:
@@ -89,7 +104,8 @@ def _cells(row: Row, now: float) -> tuple[str, ...]:
     lasted = shown.duration(until - row.started_at) if until is not None and row.started_at is not None else "-"
     age = shown.duration(now - row.started_at) if row.started_at is not None else "-"
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(row.incidents.items())) or "none"
-    state = f"exit {row.exit_code:g}" if row.state == "ended" and row.exit_code is not None else row.state
+    ended = f"ended by {row.ended_by}" if row.ended_by else f"exit {row.exit_code:g}" if row.exit_code is not None else row.state
+    state = ended if row.state == "ended" else row.state
     return row.name, state, age, lasted, told, row.command
 
 
@@ -101,7 +117,7 @@ def _row(path: str, name: str, launcher: Launcher | None) -> Row:
         state = state if state != "failed" and state != "done" else "ending"
     else:
         try:
-            doc = load(os.path.join(path, "run.json"), RUN)
+            doc = load(moved.newest(path, "run.json"), RUN)
             state = "no end recorded" if doc.get("exit_code") is None else "ended"
         except (OSError, ValueError):
             doc, state = {}, "unreadable"
@@ -116,6 +132,7 @@ def _row(path: str, name: str, launcher: Launcher | None) -> Row:
         incidents=incidents,
         command=shown.job_words(command) if isinstance(command, (list, tuple)) else "",
         running=launcher is not None,
+        ended_by=shown.one_line(doc.get("ended_by") or "")[:16] if launcher is None else "",
     )
 
 

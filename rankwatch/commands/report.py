@@ -15,8 +15,10 @@ from typing import Any
 
 from rankwatch import shown
 from rankwatch.cli import EXIT_USAGE, fail, say
+from rankwatch.commands import node_runs
 from rankwatch.config import RUNS, Options
 from rankwatch.launcher.rundir import LATEST
+from rankwatch.report import moved
 from rankwatch.report.documents import INCIDENT, RUN, load
 
 EXIT_NOTHING_FOUND = 3
@@ -44,6 +46,14 @@ def main(argv: Sequence[str], options: Options) -> int:
     if not os.path.exists(path):
         where = "" if arguments.path or options.run_dir else "; a run that was started with --run-dir is named by hand: rankwatch report DIR"
         return fail(f"{path} does not exist; name a run directory, an incident's folder or an incident.json{where}")
+    try:
+        given, path = path, node_runs.meant(path)
+    except node_runs.Several as error:
+        return fail(str(error))
+    if path != given:
+        say(node_runs.words(path))
+    if word := moved.words(path):
+        say(word)
     files = incident_files(path)
     if not files and (runs := _runs_in(path)):
         return fail(f"{path} holds runs; name one, such as {runs[-1]}; rankwatch ls {path} lists them")
@@ -70,18 +80,22 @@ def main(argv: Sequence[str], options: Options) -> int:
 
 
 def incident_files(path: str) -> list[str]:
-    """The incident.json files that `path` means: itself, the one in it, or those of the run directory."""
+    """The incident.json files that `path` means: itself, the one in it, or those of the run directory and of the place where its later files are."""
     if os.path.isfile(path):
         return [path]
     own = os.path.join(path, "incident.json")
     if os.path.isfile(own):
         return [own]
-    folder = os.path.join(path, "incidents")
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return []
-    return [file for name in names if os.path.isfile(file := os.path.join(folder, name, "incident.json"))]
+    later = moved.of(path)
+    found: dict[str, str] = {}
+    for place in (path, *((later.path,) if later is not None and later.here else ())):
+        folder = os.path.join(place, "incidents")
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        found.update({name: file for name in names if os.path.isfile(file := os.path.join(folder, name, "incident.json"))})
+    return [found[name] for name in sorted(found)]
 
 
 def _runs_in(path: str) -> list[str]:
@@ -95,9 +109,10 @@ def _run_words(path: str) -> str:
     """`rankwatch-runs/20260101T000000Z-job (torchrun --nproc-per-node 2 train.py, exit code 0)`: what a link points to, and how that run went."""
     name = os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
     try:
-        doc = load(os.path.join(path, "run.json"), RUN)
+        doc = load(moved.newest(path, "run.json"), RUN)
         code = doc.get("exit_code")
-        words = [shown.job_words(doc.get("command") or ()), NO_END if code is None else shown.exit_words(code)]
+        ended_by = f"ended by {shown.one_line(doc['ended_by'])}" if doc.get("ended_by") else ""
+        words = [shown.job_words(doc.get("command") or ()), NO_END if code is None else ended_by, shown.exit_words(code) if code is not None else ""]
     except (OSError, ValueError):
         return name
     return f"{name} ({', '.join(filter(None, words))})"
@@ -119,7 +134,7 @@ def _render(docs: list[dict[str, Any]], form: str, one: bool) -> str:
 
         if len(docs) > 1:
             say(f"{len(docs)} incidents, this is the newest ({docs[-1].get('id')}); name another one by its folder")
-        return _rendered(lambda doc: page.render(doc, files=False), docs[-1])
+        return _rendered(lambda doc: page.render(doc, files=False, home=""), docs[-1])
     from rankwatch.report import markdown, text
 
     render = markdown.render if form == "markdown" else text.render

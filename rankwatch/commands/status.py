@@ -7,15 +7,18 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rankwatch.cli import fail, say
 from rankwatch.commands.live import picture, source
 from rankwatch.config import RUNS, Options
 from rankwatch.launcher.rundir import LATEST
-from rankwatch.model import PAGING
+from rankwatch.model import PAGING, VerdictName
+from rankwatch.report import outcome
 
 EXIT_NOTHING_FOUND = 3
+_FINE = ("starting", "running", "restarting", "finishing", "done", outcome.ENDED)
+_FINE_VERDICTS = tuple(word for word in get_args(VerdictName) if word not in PAGING)
 
 
 def main(argv: Sequence[str], options: Options) -> int:
@@ -33,11 +36,15 @@ def main(argv: Sequence[str], options: Options) -> int:
     arguments = parser.parse_args(argv)
     try:
         found = source.find(arguments.source, options)
-        taken = found.take(compiles=not arguments.json)
     except source.Misused as error:
         return fail(str(error))
-    except (source.Nothing, source.Lost) as error:
+    except source.Nothing as error:
         say(str(error))
+        return EXIT_NOTHING_FOUND
+    try:
+        taken = found.take(compiles=not arguments.json)
+    except source.Lost as error:
+        say(f"{found.name}: {error}")
         return EXIT_NOTHING_FOUND
     if arguments.json:
         sys.stdout.write(json.dumps(taken.state, indent=2) + "\n")
@@ -51,8 +58,11 @@ def main(argv: Sequence[str], options: Options) -> int:
 
 
 def verdict_code(state: Mapping[str, Any]) -> int:
-    """0 where the job is fine, 3 where somebody should look: it has failed, an open incident pages, or nobody knows."""
-    incidents = state.get("incidents")
-    opened = incidents.get("open") if isinstance(incidents, dict) else None
-    pages = any(isinstance(row, dict) and row.get("verdict") in PAGING for row in opened or ())
-    return EXIT_NOTHING_FOUND if pages or state.get("state") in ("stuck", "failed", "unknown") else 0
+    """0 where the job is fine, or was ended by a signal; 3 where somebody should look: it has failed, an open incident pages, or nobody knows.
+
+    A word that is none of ours tells nothing good.
+    """
+    incidents = state.get("incidents", {})
+    opened = incidents.get("open", []) if isinstance(incidents, dict) else None
+    fine = isinstance(opened, list) and all(isinstance(row, dict) and row.get("verdict") in _FINE_VERDICTS for row in opened)
+    return 0 if fine and outcome.word(state) in _FINE else EXIT_NOTHING_FOUND

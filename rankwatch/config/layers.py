@@ -211,7 +211,11 @@ def _add_file(layers: _Layers, path: str, must_exist: bool) -> None:
         if option is None:
             layers.warnings.append(f"{path}: unknown key {key!r} is ignored{nearest(key, tuple(BY_NAME))}")
         else:
-            layers.set(option, value, path)
+            layers.set(option, _listed(value) if option.shape == "list" and isinstance(value, str) else value, path)
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _add_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
@@ -222,7 +226,7 @@ def _add_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
         if option.shape in ("one", "switch"):
             layers.set(option, raw, option.variable)
         else:
-            words = [word.strip() for word in raw.split(",") if word.strip()]
+            words = _listed(raw)
             layers.set(option, words if option.shape == "list" else _pairs(layers, option, words, option.variable), option.variable)
     known = [option.variable for option in OPTIONS]
     for name in sorted(environ):

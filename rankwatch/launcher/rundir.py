@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankwatch.config import RUNS
+from rankwatch.report import moved
 
 DEADLINE_S = 5.0
 LATEST = "latest"
@@ -81,6 +82,8 @@ def _make(wanted: str, ours: bool, mode: int, first_node: bool) -> tuple[str, tu
         path = _make_new(path, mode)
     elif os.path.isdir(path):
         notes = _keep_earlier(path) if first_node else ()
+        if first_node:
+            _forget_move(path)
     else:
         try:
             os.mkdir(path, mode)
@@ -160,6 +163,14 @@ def _keep_earlier(path: str) -> tuple[str, ...]:
         kept.append(f"{EARLIER}/{stamp}-{name}")
     also = f"; its files are kept as {' and '.join(kept)}" if kept else ""
     return (f"run dir {path} holds an earlier run{also}; incidents of both runs lie side by side",)
+
+
+def _forget_move(path: str) -> None:
+    """What an earlier run has left of where its later files went is not said of this one."""
+    try:
+        os.unlink(os.path.join(path, moved.NAME))
+    except OSError:
+        pass
 
 
 def _copy(source: str, target: str) -> None:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 EVIDENCE_S = 1.5  # how long torchrun's own end of the surviving workers may wait for stacks
 RUN_DIR_WAIT_S = rundir.DEADLINE_S + 2.0  # with --torch-trace the ranks need it from the start
 SLOTS_WAIT_S = 3.0  # a stuck /dev/shm is unheard of; /tmp may be anything
-FINISH_WAIT_S = {True: 1.0, False: 4.0}  # after success, after failure: past what Monitor.stop promises, only for one that hangs
-MESSAGES_WAIT_S = 1.0  # beyond that, for an Alertmanager or a webhook that is to hear how the job ended
+FINISH_WAIT_S = {True: 1.0, False: 4.0}  # after success, after failure: past what Monitor.stop promises, only for one that hangs; end_wait_s comes on top
 RUN_NAME_WAIT_S = 4.0  # for the name of the first launcher's run directory
 SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 12.0  # after one that took less, the monitor may have to start first: run directory, imports
 PACKAGE_DIR = os.path.dirname(os.path.abspath(rankwatch.__file__))
@@ -70,6 +69,13 @@ def find_others(start: Start, options: Options) -> Directory:
     return discovery.directory(start, options)
 
 
+def beyond_s(options: Options) -> float:
+    """How much longer than FINISH_WAIT_S the end may take, for what these options ask for."""
+    from rankwatch.monitor.end_waits import end_wait_s  # with the words of shown, which the monitor has loaded by then
+
+    return end_wait_s(options)
+
+
 def preload() -> None:
     """Import the monitor while torchrun waits in its rendezvous, so that it takes no processor from the ranks' start."""
     try:
@@ -82,7 +88,7 @@ def preload() -> None:
 class Start:
     """One start of the workers, as the rendezvous has settled it. ranks: local rank -> global rank. rendezvous_id: torchrun's run id.
 
-    store: torchrun's own, through which its agents meet. local_addr: what --local-addr says.
+    store: torchrun's own, through which its agents meet. local_addr: what --local-addr says. identity: the same on all nodes of this job, and of no other.
     script_problem: why Python cannot start the job's script; "" where it can.
     """
 
@@ -94,6 +100,7 @@ class Start:
     script_problem: str = ""
     store: Any = None
     local_addr: str = ""
+    identity: str = ""
 
 
 class Supervision:
@@ -258,8 +265,7 @@ class Supervision:
             self._tell(lambda monitor: monitor.stop(exit_code))
             if self._attempt >= 0:
                 short = time.monotonic() - self._started_at < SHORT_JOB_S
-                more_s = MESSAGES_WAIT_S if self._options.alertmanager or self._options.webhook else 0.0
-                self._aside.call(self._slots.remove, (SHORT_JOB_WAIT_S if short else FINISH_WAIT_S[exit_code == 0]) + more_s)
+                self._aside.call(self._slots.remove, (SHORT_JOB_WAIT_S if short else FINISH_WAIT_S[exit_code == 0]) + beyond_s(self._options))
             if self._options.torch_trace and self._run_place is not None:
                 path = self._run_place.path
                 self._aside.call(lambda: torch_trace.finish(path), FINISH_WAIT_S[exit_code == 0])

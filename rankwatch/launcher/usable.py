@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from rankwatch.config import COMMAND_LINE, ConfigError, Options, place
 
 _PLAIN_WORD = re.compile(r"[\w./+@%:-]+")
 _ASK_S = 5.0
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ def problems(options: Options) -> Iterator[Problem]:
     if options.sd_dir and options.listen == "off":
         text = "with --listen off there is nothing to scrape; give --listen HOST:PORT, or --textfile-dir in its place"
         yield Problem("sd-dir", _origin(options, "sd_dir"), text, "the file for Prometheus", refused=False)
+    if options.archive_dir and not _is_folder(options.archive_dir):
+        text = f"{options.archive_dir} is no folder here; make it, mount it, or correct the path"
+        yield Problem("archive-dir", _origin(options, "archive_dir"), text, "every page that is to outlive the launcher; links lead to the run directory")
     if options.peers:
         from rankwatch.launcher.listed import read
 
@@ -90,6 +95,15 @@ def settled(options: Options) -> Options:
         if problem.option == "peers":
             options = replace(options, peers="")
     return replace(options, warnings=tuple(warnings))
+
+
+def _is_folder(path: str) -> bool:
+    """A mount that does not answer in time counts as one: it delays nothing later either."""
+    found: list[bool] = []
+    looking = threading.Thread(target=lambda: found.append(os.path.isdir(path)), name="rankwatch-usable", daemon=True)
+    looking.start()
+    looking.join(_LOOK_S)
+    return found[0] if found else True
 
 
 def _origin(options: Options, field: str) -> str:

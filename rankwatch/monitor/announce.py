@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from rankwatch.model import PAGING, Incident, IncidentChange, JobSnapshot, RankState, Status
@@ -41,6 +41,7 @@ class Announcer:
         self._blind: set[int] = set()
         self._repeats: dict[str, int] = {}
         self._said: dict[str, str] = {}  # incident -> where its report lies
+        self._said_at: dict[str, float] = {}  # incident -> when its newest verdict was said
         self._advised: dict[str, tuple[float, str]] = {}  # incident -> when which advice was given
         self._news: set[str] = set()
         self._stepped_at: dict[int, float] = {}
@@ -52,21 +53,25 @@ class Announcer:
         """One line about rankwatch itself."""
         self._put(lines.notice(text, as_json=self._json))
 
-    def speak(self, speaks: bool, status: Status, anew: bool = False) -> None:
+    def speak(self, speaks: bool, status: Status, anew: bool = False, ended: bool = False, last_words: Sequence[str] = ()) -> None:
         """Whether this launcher speaks for the job. While another one does only notices are said; after that, what is open then is said first.
 
-        anew: other workers run from now on, under a judge of their own.
+        anew: other workers run from now on, under a judge of their own. ended: the other one has said that it ends. last_words: what it had found open.
         """
         if anew:
             if speaks and not self._speaks:
                 self._watching = self._stepping = False  # the first lines were another launcher's
             self._left_alone = False
         elif speaks and not self._speaks:
-            self.notice("the launcher of group rank 0 has stopped asking: this one judges its own ranks, and their incidents are told here")
+            gone = "has ended" if ended else "has stopped asking"
+            alone = "" if last_words or status.open_incidents else "; alone it may see no trouble between nodes"
+            self.notice(f"the launcher of group rank 0 {gone}: this one judges its own ranks, and their incidents are told here{alone}")
+            for line in last_words:
+                self.notice(line)
             self._left_alone = self._speaks = True
             for incident in status.open_incidents:
-                self._said.setdefault(incident.id, "")
-                self._say(lines.verdict(incident, status, self._said[incident.id], as_json=self._json))
+                if incident.id in self._said:  # what is opened at this very look is said with its change
+                    self._say(lines.verdict(incident, status, self._said[incident.id], as_json=self._json))
         elif not speaks and self._left_alone:
             self._left_alone = False
             self.notice("the launcher of group rank 0 asks again: it tells the incidents of the whole job")
@@ -101,10 +106,14 @@ class Announcer:
         """A verdict line when an incident opens, gets worse or ends. report: path of its report."""
         self.watching(status)
         self._said[change.incident.id] = report
+        if status.snapshot is not None:  # the next repeat counts from this line
+            self._said_at[change.incident.id] = status.snapshot.now
+            self._repeats.pop(change.incident.id, None)
         if len(self._said) > MAX_SAID:
             known = {incident.id for incident in (*status.open_incidents, *status.closed_incidents)} | {change.incident.id}
             self._said = {name: path for name, path in self._said.items() if name in known}
             self._repeats = {name: count for name, count in self._repeats.items() if name in known}
+            self._said_at = {name: at for name, at in self._said_at.items() if name in known}
             self._advised = {name: advised for name, advised in self._advised.items() if name in known}
         judged = change.incident.verdict
         if judged.verdict in PAGING and judged.advice and status.snapshot is not None and change.incident.closed_at is None:
@@ -153,7 +162,7 @@ class Announcer:
     def _repeat(self, incident: Incident, status: Status, now: float) -> None:
         if incident.id not in self._said:
             return
-        open_s = now - incident.opened_at
+        open_s = now - self._said_at.get(incident.id, incident.opened_at)
         due = sum(open_s >= at_s for at_s in REPEAT_AT_S) + max(0, int((open_s - REPEAT_AT_S[-1]) // REPEAT_EVERY_S))
         if due > self._repeats.get(incident.id, 0):  # of those that were due while it rested, only the last one
             self._repeats[incident.id] = due

@@ -26,6 +26,7 @@ from rankwatch.report import incident as incident_report
 REWRITE_EVERY_S = 5.0
 WAITING_SHOWN = 8
 BEFORE_DEATH_S = 2.0
+MAX_TOLD = 256  # ids
 RECORDERS_COME_S = 20.0  # those of 64 nodes one after the other, over a slow network
 Recorders = Callable[[Iterable[int]], Mapping[int, Mapping[str, bytes]]]
 
@@ -60,6 +61,8 @@ class Cases:
         self._evidence = evidence
         self._written: dict[str, _Written] = {}
         self._seen: dict[str, _Seen] = {}
+        self._untold: set[str] = set()  # opened while another launcher spoke for the job
+        self._told: set[str] = set()  # open ones that the command and the webhooks have been told of: they hear of the end too
         self._restarted: tuple[IncidentChange, ...] = ()  # what is over once the restart that has closed it gets anywhere
 
     def judge(self, verdicts: tuple[Verdict, ...], snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
@@ -87,6 +90,13 @@ class Cases:
         fields = {"incident": incident_id, "taken": action.taken, "why": action.why, "culprit_ranks": list(incident.verdict.culprit_ranks)}
         self._files.event(action.at_wall, "action", fields)
         self._announcer.acted(incident, status, self._report(incident_id, status))
+
+    def take_over(self, status: Status) -> None:
+        """Nobody else speaks for the job any more: call the user's command, tell the webhooks of what has been opened in silence and is open still."""
+        for incident in self.book.open:
+            if incident.id in self._untold:
+                self._call("opened", incident, status, "")
+        self._untold.clear()
 
     def end_attempt(self, snapshot: JobSnapshot, limits: Limits) -> tuple[IncidentChange, ...]:
         """Close everything: the processes that it was about are gone, and new ones run under their ranks.
@@ -116,7 +126,8 @@ class Cases:
         told += [self._newest(change.incident) for change in self._restarted if not change.quiet]
         for incident in told:
             self._files.event(shown.now_wall(status), "incident_closed", self._fields(incident, incident_report.closed_by(incident, status) or ""))
-        if self.speaks:
+        told = told if self.speaks else [incident for incident in told if incident.id in self._told]
+        if self.speaks or told:
             self._command.finish(self._last_call(incident, status) for incident in told)
             for incident in told:
                 self._direct.changed("closed", incident, status, incident_report.closed_by(incident, status) or "")
@@ -246,15 +257,28 @@ class Cases:
         self._announcer.changed(change, status, self._report(incident.id, status))
         reason = (incident_report.closed_by(incident, status) or "") if change.kind == "closed" else ""
         self._files.event(incident.updated_wall_at, f"incident_{change.kind}", self._fields(incident, reason))
-        if self.speaks:
-            self._command.run(change.kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason, self._document(incident))
-            self._direct.changed(change.kind, incident, status, reason)
+        over, told = change.kind == "closed", incident.id in self._told
+        if self.speaks or (over and told):
+            self._call(change.kind, incident, status, reason)
+        elif not over and not told:
+            self._untold.add(incident.id)
+        if over:
+            self._untold.discard(incident.id)
+            self._told.discard(incident.id)
+
+    def _call(self, kind: str, incident: Incident, status: Status, reason: str) -> None:
+        """Whoever is called beside the lines on stderr."""
+        self._told.add(incident.id)
+        if len(self._told) > MAX_TOLD:
+            self._told &= {known.id for known in (*self.book.open, *self.book.closed)}
+        self._command.run(kind, incident.id, lambda: as_json(incident_report.to_json(incident, status)), reason, self._document(incident))
+        self._direct.changed(kind, incident, status, reason)
 
     def _report(self, incident_id: str, status: Status) -> str:
         """What a line names: the page in the archive where that has a link, else report.txt; "" where nothing is written."""
         if not self._files.known(incident_id):
             return ""
-        return shown.page_url(status.job, incident_id) if status.job.archive_url else self._files.path_of(incident_id, "report.txt")
+        return shown.page_url(status.job, incident_id) if shown.archived(status.job) else self._files.path_of(incident_id, "report.txt")
 
     def _fields(self, incident: Incident, reason: str) -> Mapping[str, object]:
         """What events.jsonl says of an incident. reason: why it is closed."""

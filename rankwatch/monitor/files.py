@@ -62,11 +62,11 @@ class RunFiles:
             return
         self._pictured = now, told
 
-        def rendered() -> bytes:
-            return status_page.render(status, live=False).encode("utf-8", "replace")
+        def rendered(files: bool) -> bytes:
+            return status_page.render(status, live=False, files=files).encode("utf-8", "replace")
 
-        self._writer.write(f"{self.prefix}index.html", rendered)
-        self._keep("index.html", rendered)
+        self._writer.write(f"{self.prefix}index.html", lambda: rendered(True))
+        self._keep("index.html", lambda: rendered(False))
 
     def _keep(self, name: str, render: Callable[[], bytes]) -> None:
         """Into the archive too; only node 0's, which has the whole job."""

@@ -26,11 +26,13 @@ from rankwatch.monitor.cases import Cases
 from rankwatch.monitor.command import IncidentCommand
 from rankwatch.monitor.compile_watch import CompileWatch
 from rankwatch.monitor.diagnose import State, diagnose, ledger, repeats
+from rankwatch.monitor.end_waits import ARCHIVE_WAIT_S, MESSAGES_WAIT_S, NODE_FILES_WAIT_S, end_wait_s
 from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.exits import ExitWatch
 from rankwatch.monitor.files import RunFiles
 from rankwatch.monitor.gathering import Gathering
 from rankwatch.monitor.node_files import NodeFiles
+from rankwatch.monitor.nodes import leavers
 from rankwatch.monitor.nodes.together import FINAL_WAIT_S, Directory, Together
 from rankwatch.monitor.numerics import Numerics, records_of
 from rankwatch.monitor.on_demand import Found, OnDemand
@@ -43,7 +45,7 @@ from rankwatch.monitor.target_file import TargetFile
 from rankwatch.monitor.web import Web
 from rankwatch.monitor.workers import Workers
 from rankwatch.monitor.writer import Writer
-from rankwatch.notify.direct import LAST_POST_S, Direct
+from rankwatch.notify.direct import Direct
 from rankwatch.report import archive as archive_names
 
 POLL_S = 0.5
@@ -56,8 +58,6 @@ SETTLED_AFTER_S = 20.0
 ASKED_WAIT_S = 2.0  # for a look that is under way when somebody asks for stacks
 STOP_WAIT_S = {True: 0.2, False: 2.0}  # after success, after failure
 LATE_FILES_S = 0.7  # beyond that, for files that are not on disk yet
-NODE_FILES_WAIT_S = 0.1  # at least, for what other exporters are to read of the end
-ARCHIVE_WAIT_S = 2.0  # for --archive-dir, which may lie on a slow mount
 LAST_HUNG_S = 1.0  # at the end nothing is left to wait for
 SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 5.0  # one that is over before we have begun to look still leaves its record and its last line
 
@@ -72,14 +72,14 @@ class Monitor:
     """Watches the workers of one launcher. Its methods may be called from the launcher's main thread, return within their bound and never raise."""
 
     def __init__(self, options: Options, job: JobInfo, limits: Limits, out: Out | None = None) -> None:
-        archive_name = archive_names.run_name(job.job_id, job.run_dir) if options.archive_dir else ""
-        if archive_name:
-            job = replace(job, archive_url=archive_names.run_url(options.external_url, archive_name))
         self.status = Status(job=job, snapshot=None)
         self._limits = limits
         self._announcer = Announcer(out if out is not None else stderr.current(), options.log_format, limits.blind_after_s)
         self._writer = Writer(job.run_dir, self._announcer.notice)
-        self._archive = Archive(options.archive_dir, archive_name, self._announcer.notice) if archive_name else None
+        self._archive_names = archive_names.run_names(job.job_id, job.run_dir, job.started_wall_at, os.urandom(3).hex())
+        self._archive = Archive(options.archive_dir, self._archive_names[0], self._announcer.notice) if options.archive_dir else None
+        self._external_url = options.external_url
+        self._end_wait_s = end_wait_s(options)
         self._files = RunFiles(self._writer, archive=self._archive)
         self._capture = StackCapture()
         self._evidence = Evidence(self._capture)
@@ -89,8 +89,10 @@ class Monitor:
         self._cases = Cases(self._files, self._announcer, self._command, self._evidence, self._direct)
         self._web = Web(options, self._files, self._shown, self._announcer.notice)
         self._node_files = NodeFiles(options, self._shown, self._announcer.notice)
-        self._on_demand = OnDemand(self._shown, self._find_asked, self._capture, self._files, self._announcer.notice, options.token_file)
-        self._target = TargetFile.of(options, lambda: self._web.served_at, self._announcer.notice)
+        self._on_demand = OnDemand(
+            self._shown, self._find_asked, self._capture, self._files, self._announcer.notice, lambda: self._web.token_at, self._served_at
+        )
+        self._target = TargetFile.of(options, self._served_at, self._announcer.notice)
         self._termination_log = options.termination_log
         self._exits = ExitWatch(self._on_exit)
         self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -103,6 +105,7 @@ class Monitor:
         self._compiles = CompileWatch(self._files)
         self._wants: tuple[Want, ...] = ()
         self._ending = ""
+        self._leaving: list[tuple[str, str]] = []  # (node, why): planned ends elsewhere since the workers started
         self._next_at = 0.0
         self._look_is_due = False
         self._failure_seen = False  # before any planned end: what follows such an end is nobody's fault
@@ -155,12 +158,11 @@ class Monitor:
 
     def stop(self, exit_code: int | None) -> None:
         """Judge once more, write and say what is left. At most 0.2 s after success, 2 s after failure; 5 s where the job took less than ten;
-        0.7 s more where the run directory is slow, 1 s more where an Alertmanager or a webhook is."""
+        0.7 s more where the run directory is slow, end_wait_s more for what else was asked for and is slow."""
         short = time.monotonic() - self._started_at < SHORT_JOB_S
         wait_s = SHORT_JOB_WAIT_S if short else STOP_WAIT_S[exit_code == 0]
         until = time.monotonic() + wait_s
-        more_s = (LAST_POST_S if self._direct.tells else 0.0) + (ARCHIVE_WAIT_S if self._archive is not None else 0.0)
-        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S + more_s)
+        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S + self._end_wait_s)
         self._running = False
 
     def _send(self, do: Callable[[], None], wait_s: float = 0.0) -> None:
@@ -255,7 +257,7 @@ class Monitor:
         self._writer.check()
         if not final:
             self._files.state(self._shown(), snapshot.now)
-        if self._acts and not self._ending and not final and self._cases.speaks:
+        if self._acts and not self._ending and not final and self._cases.speaks and (self._together is None or self._together.may_act):
             self._consider(snapshot)
         if self._together is not None:
             self._obey(self._together, snapshot)
@@ -343,8 +345,13 @@ class Monitor:
         return replace(self.status, verdicts=(), open_incidents=(), closed_incidents=(), judge=self._together.judge or "another node")
 
     def _speak(self, speaks: bool, anew: bool = False) -> None:
+        takes_over = speaks and not self._cases.speaks and not anew
+        together = self._together if takes_over else None
         self._cases.speaks = speaks
-        self._announcer.speak(speaks, self.status, anew)
+        ended, last_words = (together.judge_has_ended, together.last_words()) if together is not None else (False, [])
+        self._announcer.speak(speaks, self.status, anew, ended, last_words)
+        if takes_over:
+            self._cases.take_over(self.status)
 
     def _look_around(self, snapshot: JobSnapshot) -> None:
         """Who of the other nodes reports, and who speaks for the job."""
@@ -353,8 +360,13 @@ class Monitor:
             return
         together.tell_news(snapshot.nodes)
         for ending in together.take_endings():
+            self._leaving.append((str(ending["node"]), str(ending["reason"])))
             self._files.event(snapshot.wall_at, ending.pop("kind"), ending)
-        self._speak(not together.spoken_for(snapshot.now))
+        together.tell_open(self._cases.book.open, snapshot.wall_at)
+        speaks = not together.spoken_for(snapshot.now)
+        if speaks and not self._cases.speaks and (self._ending or snapshot.final):
+            return  # what is to be said of the end is said at the end
+        self._speak(speaks)
 
     def _publish(self, snapshot: JobSnapshot, verdicts: tuple[Verdict, ...], took_s: float) -> None:
         health = replace(
@@ -374,7 +386,8 @@ class Monitor:
         capabilities = {**self.status.job.capabilities, **self._opinions.capabilities()}
         if self._together is not None and self._together.judges:
             capabilities["nodes"] = self._together.problem or "ok"
-        self.status = replace(self.status, job=replace(self.status.job, capabilities=capabilities))
+        failed = self._archive is not None and self._archive.failed
+        self.status = replace(self.status, job=replace(self.status.job, capabilities=capabilities, archive_failed=failed))
         self.status = replace(self.status, waiting=ledger.rows(self._state.ledger, over=snapshot.final))
 
     # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
@@ -383,6 +396,7 @@ class Monitor:
         self._end_attempt()
         if workers.group_rank == 0:
             self._files.prefix = ""
+            self._guarded(self._claim_archive)
         elif self._files.prefix == "":
             self._files.prefix = published.node_prefix(workers.node)
             self.status = replace(self.status, job=replace(self.status.job, archive_url=""))  # the archive is the first node's, which has the whole job
@@ -409,9 +423,22 @@ class Monitor:
         self._guarded(lambda: self._target.start(self.status.job, judges=self._together is None or self._together.judges))
         self._guarded(self._node_files.start)
         self._guarded(lambda: self._on_demand.begin(workers))
-        job = replace(self.status.job, status_url=self._web.url, world_size=workers.world_size, run_dir=self._files.home)
+        job = replace(self.status.job, status_url=self._web.url, world_size=workers.world_size, nnodes=workers.nnodes, run_dir=self._files.home)
+        if workers.group_rank == 0 and (left := leavers.words(self._leaving, self.status.job.nnodes, workers.world_size, workers.nnodes)):
+            self._announcer.notice(left)
+        self._leaving = []
         self.status = replace(self.status, job=job, state="starting")
         self._files.run(self.status)
+
+    def _claim_archive(self) -> None:
+        """The archive is the first node's, which has the whole job: its folder there, and its address, are known from now on."""
+        if self._archive is not None:
+            name = self._archive.claim(self._archive_names)
+            self.status = replace(self.status, job=replace(self.status.job, archive_url=archive_names.run_url(self._external_url, name)))
+
+    def _served_at(self) -> str:
+        """Where the status page is reached on this node (any thread)."""
+        return self._web.served_at
 
     def _on_exit(self, pid: int, code: int | None) -> None:
         """A child has ended (exit watch's thread): note its code and look at once, torchrun may reap it within 0.1 s."""
@@ -466,6 +493,8 @@ class Monitor:
     def _part(self) -> None:
         """The other nodes are found anew by the next workers."""
         if self._together is not None:
+            if self._together.judge_has_ended and self._together.judge_node:
+                self._leaving.append((self._together.judge_node, ""))
             self._store_before = self._store
             self._together.stop()
             self._together = None
@@ -485,31 +514,31 @@ class Monitor:
         self._guarded(lambda: self._tick(final=True))
         if self._together is not None:
             self._together.hand_over(FINAL_WAIT_S[not failed])
-            if failed and not self._cases.speaks and self._together.judge_is_gone(began):
-                self._speak(True)  # nobody else will say how this job ended
+            if failed and not self._cases.speaks:
+                self._end_without_judge(self._together, began)
         self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
         self._cases.job_ended(self.status)
+        told_at = time.monotonic()
         self._guarded(lambda: termination_log.tell(self._termination_log, self._shown(), self._cases.speaks, self._announcer.notice))
+        until += time.monotonic() - told_at
         self._node_files.finish()
         self._files.event(time.time(), "end", {"exit_code": exit_code})
         self._files.run(self.status)
         self._files.state(self._shown(), time.monotonic(), final=True)
-        shown_status = self._with_files((until - time.monotonic()) * 0.4)
+        shown_at = time.monotonic()
+        shown_status = self._with_files((until - shown_at) * 0.4)
         if self._reader is not None:
             blame = failed and (self._failure_seen or not self._ending)
             tails = failure.log_tails(self._reader.workers.workers, (until - time.monotonic()) / 2) if blame else {}
             self._announcer.ended(shown_status, blame, tails, [worker.rank for worker in self._reader.workers.workers if not worker.stderr])
+        if self._together is not None:
+            self._together.tell_end(failed, (until - time.monotonic()) / 3)
         self._announcer.flush(max(0.02, (until - time.monotonic()) / 2))
         if not self._writer.flush(max(0.02, until + LATE_FILES_S - time.monotonic() - 0.1)):
             self._announcer.notice(f"not everything could be written to {self._writer.root}: it has not answered in time; files of this run are missing there")
             self._announcer.flush(0.05)
-        if self._archive is not None and not self._archive.flush(max(0.1, until + LATE_FILES_S - time.monotonic()) + ARCHIVE_WAIT_S - 0.2):
-            self._announcer.notice(f"not everything could be copied to {self._archive.root}: it has not answered in time; the run directory has everything")
-            self._announcer.flush(0.05)
         self._command.finished(until - time.monotonic())  # that its last calls have begun; they may outlive us
-        if not self._direct.flush():
-            self._announcer.flush(0.05)
-        self._node_files.wait(max(NODE_FILES_WAIT_S, until - time.monotonic()))
+        self._wait_outside(until, shown_at)
         self._running = False
         self._part()
         self._web.stop()
@@ -517,6 +546,27 @@ class Monitor:
         self._on_demand.stop()
         self._exits.close()
         self._opinions.close()
+
+    def _wait_outside(self, until: float, shown_at: float) -> None:
+        """For what was asked for beyond the run directory and has gone on since shown_at, pages to people first; what is late is said while we can."""
+        last = until + LATE_FILES_S + self._end_wait_s - 0.1
+
+        def left_s(most_s: float) -> float:
+            return max(0.0, min(most_s, last - time.monotonic()))
+
+        if not self._direct.flush(round(left_s(MESSAGES_WAIT_S), 1)):
+            self._announcer.flush(0.05)
+        self._node_files.wait(left_s(max(NODE_FILES_WAIT_S, until - time.monotonic())))
+        if self._archive is not None and not self._archive.flush(left_s(shown_at + ARCHIVE_WAIT_S - time.monotonic())):
+            self._announcer.notice(f"not everything could be copied to {self._archive.root}: it has not answered in time; the run directory has everything")
+            self._announcer.flush(0.05)
+
+    def _end_without_judge(self, together: Together, began: float) -> None:
+        """A member's job has failed: should nobody else say how, it does; where its judge has said so and is gone, it says where."""
+        if together.judge_is_gone(began):
+            self._speak(True)
+        elif together.judge_has_told(time.monotonic()) and (self._failure_seen or self._cases.book.open):
+            self._announcer.notice(f"{together.judge_node or 'the launcher of group rank 0'} has ended; its log tells of the whole job")
 
     def _with_files(self, wait_s: float) -> Status:
         """The status for the last lines, which name files: where they are, or no place where it hangs."""

@@ -45,7 +45,10 @@ class Found:
 
 
 class OnDemand:
-    """Of one launcher, over its attempts. status: as pages show it. find: (ranks, native) -> Found, None where the loop does not answer in time."""
+    """Of one launcher, over its attempts. status: as pages show it. find: (ranks, native) -> Found, None where the loop does not answer in time.
+
+    token_at: the file of the token that the status page asks for, "" while it asks for none. served_at: where it is reached on this node, "" for nowhere.
+    """
 
     def __init__(
         self,
@@ -54,14 +57,16 @@ class OnDemand:
         capture: StackCapture,
         files: RunFiles,
         say: Callable[[str], None],
-        token_file: str = "",
+        token_at: Callable[[], str] = str,
+        served_at: Callable[[], str] = str,
     ) -> None:
         self._status = status
         self._find = find
         self._capture = capture
         self._files = files
         self._say = say
-        self._token_file = os.path.abspath(token_file) if token_file else ""
+        self._token_at = token_at
+        self._served_at = served_at
         self._workers: Workers | None = None
         self._control: Control | None = None
         self._pool = Pool("on-demand", AT_ONCE)
@@ -128,7 +133,8 @@ class OnDemand:
             "group_rank": workers.group_rank if workers is not None else 0,
             "ranks": compress(worker.rank for worker in workers.workers) if workers is not None else "",
             "judge": shown.one_line(status.judge),
-            "token_file": shown.clean(self._token_file),
+            "token_file": shown.clean(self._token_at()),
+            "served_at": shown.clean(self._served_at()),
         }
 
     # -- stacks --------------------------------------------------------------------------------------------------------------

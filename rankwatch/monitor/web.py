@@ -45,7 +45,8 @@ class Web:
         self._exporter: Exporter | None = None
         self._started = False
         self._stopped = False
-        self.url = ""
+        self._url = ""
+        self.token_at = ""  # the file of the token that the server asks for
 
     def start(self) -> None:
         """Listen, or say in one line why not. The job does not depend on it. A second call does nothing.
@@ -85,7 +86,9 @@ class Web:
             server.stop()
             return
         self._server = server
-        self.url = (self._options.external_url or url) if url else ""
+        self.token_at = token_at or (os.path.abspath(self._options.token_file) if token is not None else "")
+        kept_there = bool(self._options.archive_dir)  # then --external-url is the address of many runs' pages, and none of ours is at its root
+        self._url = url if kept_there else (self._options.external_url or url) if url else ""
         if server.notice:
             self._say(server.notice)
 
@@ -95,6 +98,11 @@ class Web:
         server, self._server = self._server, None
         if server is not None:
             server.stop()
+
+    @property
+    def url(self) -> str:
+        """What people are told: this run's page in the archive where that has an address, else --external-url, else where the server listens; "" for none."""
+        return self._status().job.archive_url or self._url
 
     @property
     def served_at(self) -> str:

@@ -1,7 +1,7 @@
 """One background thread that writes files, so that a slow, full, read-only or hung run directory never holds the monitor up.
 
 Whole files appear at once (written beside, renamed). When the run directory takes nothing more, everything that follows goes to a
-directory in the temp dir, and one line says so.
+directory in the temp dir, and one line says so; once the run directory takes writes again, `moved_to` in it names that place.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rankwatch.report import moved
+
 QUEUE_ENTRIES = 2000
 QUEUE_BYTES = 256 << 20
-HUNG_AFTER_S = 5.0
+HUNG_AFTER_S = 15.0  # file servers pause for more than 5 s; in 15 s some hundred tasks queue up
+CHECKED_S = 3.0  # more time between two checks is a pause of this process, in which no write could get on
+WORD_EVERY_S = 30.0
 ROTATE_BYTES = 16 << 20
 ROTATED_FILES = 3
 
@@ -56,11 +60,13 @@ class Writer:
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self._current: tuple[_Task, float] | None = None
+        self._checked_at: float | None = None
         self._generation = 0
         self._fell_back = False
         self._made_again = False
         self._mode = 0o700
         self._said: set[str] = set()
+        self._flushed = threading.Event()
         self._dead = False
         self._start()
 
@@ -80,6 +86,7 @@ class Writer:
         """Whether everything handed in before is on disk within deadline_s."""
         done = threading.Event()
         deadline = self._clock() + deadline_s
+        self._flushed.set()
         if not self._put(_Task("flush", "", done=done)):
             return False
         while not done.wait(min(0.05, max(0.0, deadline - self._clock()))):
@@ -101,8 +108,13 @@ class Writer:
     def check(self, hung_after_s: float = HUNG_AFTER_S) -> None:
         """Give up on a root that has held one write for so long: a new thread goes on elsewhere, the old one is left to the kernel."""
         with self._lock:
+            now = self._clock()
+            paused_s = now - self._checked_at - CHECKED_S if self._checked_at is not None else 0.0
+            self._checked_at = now
+            if self._current is not None and paused_s > 0:
+                self._current = (self._current[0], min(now, self._current[1] + paused_s))
             current = self._current
-            hung = current is not None and self._clock() - current[1] > hung_after_s and not self._dead
+            hung = current is not None and now - current[1] > hung_after_s and not self._dead
             if not hung:
                 return
             assert current is not None
@@ -137,7 +149,7 @@ class Writer:
 
     def _work(self, generation: int, trouble: str, first: _Task | None) -> None:
         if trouble:
-            self._fall_back(trouble)
+            self._fall_back(trouble, first.name if first is not None else "")
         while True:
             task = first or self._queue.get()
             with self._lock:
@@ -156,7 +168,7 @@ class Writer:
             self._do(task)
         except OSError as error:
             again = error.errno == errno.ENOENT and self._make_again()
-            if not again and (self._fell_back or not self._fall_back(f"cannot write {self.path_of(task.name)}: {error.strerror or error}")):
+            if not again and (self._fell_back or not self._fall_back(f"cannot write {self.path_of(task.name)}: {error.strerror or error}", task.name)):
                 self.dropped += 1
                 return
             try:
@@ -197,16 +209,32 @@ class Writer:
         self._say("removed", f"{self.root} was removed while the job runs; it was made again, what it held is lost")
         return True
 
-    def _fall_back(self, reason: str) -> bool:
+    def _fall_back(self, reason: str, name: str) -> bool:
+        """name: of the file that could not be written."""
         try:
             place = tempfile.mkdtemp(prefix="rankwatch-", dir=self._fallback_parent)
         except OSError as error:
             self._fell_back = True
             self._say("no fallback", f"{reason}; the temp dir takes nothing either ({error.strerror}): incidents are shown here and on the status page only")
             return False
+        node = "/".join(name.split("/")[:2]) if name.startswith("nodes/") else ""  # of a launcher that shares the run directory with the first node's
+        old, new = (os.path.join(root, node) if node else root for root in (self.root, place))
         self.root, self._fell_back = place, True
+        threading.Thread(target=self._leave_word, args=(old, new), name="rankwatch-moved", daemon=True).start()
         self._say("fallback", f"{reason}; files go to {place} from now on, the job is not affected")
         return True
+
+    def _leave_word(self, old: str, new: str) -> None:
+        """Note in the old place where the files are, as soon as it takes that; a thread of its own, which the old place may hold."""
+        if not os.path.isdir(old):
+            return
+        while True:
+            try:
+                write_atomically(os.path.join(old, moved.NAME), moved.document(new), _file_mode(self._mode))
+                return
+            except OSError:
+                self._flushed.wait(WORD_EVERY_S)  # at the end of the run once more
+                self._flushed.clear()
 
     def _say(self, kind: str, text: str) -> None:
         if kind in self._said:
@@ -218,22 +246,45 @@ class Writer:
             pass
 
 
-def write_atomically(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Replace `path` so that a reader sees the old or the new whole. OSError as the file system gives it; no remains."""
+def write_atomically(path: str, data: bytes, mode: int = 0o600, dir_fd: int | None = None) -> None:
+    """Replace `path` (in the folder dir_fd, if given) so that a reader sees the old or the new whole. OSError as the file system gives it; no remains."""
     beside = f"{path}.{os.getpid()}.tmp"
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    fd = _open_new(beside, mode, dir_fd)
     try:
         try:
             _write_all(fd, data)
         finally:
             os.close(fd)
-        os.replace(beside, path)
+        os.replace(beside, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except OSError:
         try:
-            os.unlink(beside)
+            os.unlink(beside, dir_fd=dir_fd)
         except OSError:
             pass
         raise
+
+
+def _open_new(path: str, mode: int, dir_fd: int | None) -> int:
+    """A file that was not there before: what a killed launcher left, or somebody laid there (a pipe would hold us, a link lead us elsewhere), goes first."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+    except FileExistsError:
+        os.unlink(path, dir_fd=dir_fd)
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+
+
+def write_in_place(path: str, data: bytes, mode: int = 0o600, dir_fd: int | None = None) -> None:
+    """For mounts that do not rename. OSError as the file system gives it, and for a link or anything else that is no file of one name."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, mode, dir_fd=dir_fd)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise OSError(errno.EINVAL, "it is no regular file of one name")
+        os.ftruncate(fd, 0)
+        _write_all(fd, data)
+    finally:
+        os.close(fd)
 
 
 def append_whole(path: str, data: bytes, mode: int = 0o600) -> None:

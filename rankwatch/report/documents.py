@@ -20,7 +20,7 @@ INCIDENT: Mapping[str, str] = {
     **dict.fromkeys(("history", "stack_groups", "groups"), "list of objects"),
     **dict.fromkeys(("group", "compile", "stacks", "crash", "action", "job", "run", "hosts", "pids", "places", "straggling"), "object"),
 }
-RUN: Mapping[str, str] = {"started_at": "number", "ended_at": "number", "exit_code": "number", "command": "list of texts", "state": "text"}
+RUN: Mapping[str, str] = {"started_at": "number", "ended_at": "number", "exit_code": "number", "command": "list of texts", "state": "text", "ended_by": "text"}
 """key -> what its value is, where it is there and not null."""
 
 

@@ -22,6 +22,8 @@ MAX_JSON_CHARS = 60_000
 MAX_FILES = 80
 LINKED_OTHERS = 8  # of a large job so many others have a file of their own, see monitor/files.py
 LONG_LIST = 64
+HOME = "../../index.html"
+"""From an incident to the job's status page: as the launcher serves them, in the run directory and in the archive."""
 _LISTS = ("advice", "evidence", "missing_evidence", "recorder_files")
 
 
@@ -46,10 +48,11 @@ class StackView:
     runs: tuple[tuple[bool, tuple[FrameView, ...]], ...]
 
 
-def render(doc: Mapping[str, Any], nonce: str = "", files: bool = True) -> str:
+def render(doc: Mapping[str, Any], nonce: str = "", files: bool = True, home: str = HOME) -> str:
     """The page of an incident.json document of any age.
 
     nonce: of the server's content security policy, for the little script. files: whether stacks/ and fr/ lie beside it, so that they can be linked.
+    home: link to the job's status page, "" where there is none.
     """
     doc = {"cause": "?", "domain": "?", "confidence": "?", **{key: [] for key in _LISTS}, **doc}
     groups = stack_views(doc)
@@ -73,6 +76,7 @@ def render(doc: Mapping[str, Any], nonce: str = "", files: bool = True) -> str:
         collective_rows=[collectives.cells(row) for row in doc.get("collectives") or ()],
         evidence_files=evidence_files(doc),
         files=files,
+        home=home,
         rank_map=who.the_map(doc),
         clusters=who.clusters(doc, text.call_words(doc)),
         ranks=list((doc.get("ranks") or {}).values())[:16],

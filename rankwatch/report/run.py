@@ -14,7 +14,7 @@ MAX_WAITING = 64
 
 
 def to_json(status: Status) -> dict[str, Any]:
-    """The document. `ended_at` and `exit_code` are null while the job runs; times are unix seconds."""
+    """The document. `ended_at` and `exit_code` are null while the job runs; times are unix seconds. `ended_by`: the signal to the launcher, "" for none."""
     over = status.state in ("done", "failed")
     everything = (*status.closed_incidents, *status.open_incidents)
     nodes = [shown.clean(node.node) for node in status.snapshot.nodes] if status.snapshot else []
@@ -27,6 +27,7 @@ def to_json(status: Status) -> dict[str, Any]:
         "restarts": status.restarts,
         "ended_at": float(shown.now_wall(status)) if over else None,
         "exit_code": status.exit_code,
+        "ended_by": shown.ended_by_signal(status.snapshot.ending) if over and status.snapshot else "",
         "verdicts": dict(sorted((Counter(shown.worst(incident) for incident in everything) + Counter(status.forgotten)).items())),
         "lost_rank_s": round(sum(incident.lost_rank_s for incident in everything) + status.forgotten_lost_rank_s, 3),
         "waiting": waiting(status),

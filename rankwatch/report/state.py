@@ -9,7 +9,7 @@ from zlib import crc32
 
 from rankwatch import shown
 from rankwatch.model import Incident, RankState, Status
-from rankwatch.report import alike, collectives
+from rankwatch.report import alike, collectives, outcome
 from rankwatch.report import incident as incidents
 from rankwatch.report.run import brief, waiting
 from rankwatch.wire.ranks import compress
@@ -56,6 +56,7 @@ def _build(status: Status) -> dict[str, Any]:
         "ending": shown.one_line(snapshot.ending) if snapshot else "",
         "restarts": status.restarts,
         "exit_code": status.exit_code,
+        "ended_by": shown.ended_by_signal(snapshot.ending) if status.state in outcome.OVER and snapshot else "",
         "run": incidents.run(status),
         "ranks_seen": len(states),
         "steps_min": min(steps, default=0),
@@ -133,8 +134,8 @@ def _gravest(status: Status) -> list[Incident]:
 def headline(status: Status, views: Mapping[int, shown.RankView]) -> str:
     """The sentence on top: the gravest open incident's, else how the job does."""
     if status.state in ("done", "failed"):
-        ending = f" ({shown.one_line(status.snapshot.ending)})" if status.snapshot and status.snapshot.ending else ""
-        return f"The job has ended with {shown.exit_words(status.exit_code)}{ending}."
+        ending = shown.one_line(status.snapshot.ending) if status.snapshot else ""
+        return outcome.sentence(status.exit_code, shown.ended_by_signal(ending), ending)
     if status.judge:
         return f"The whole job is judged elsewhere: {shown.one_line(status.judge)}. This page shows this node's ranks."
     if status.open_incidents:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rankwatch import shown
 from rankwatch.model import PAGING, Status
-from rankwatch.report import collectives, compile_panel, html, rank_map, state
+from rankwatch.report import collectives, compile_panel, html, outcome, rank_map, state
 from rankwatch.wire.ranks import MOST_RANKS, expand
 
 MAX_MEMORY = 16
@@ -26,10 +26,11 @@ PHASE_ORDER = (
 )
 
 
-def render(status: Status, nonce: str = "", live: bool = True) -> str:
+def render(status: Status, nonce: str = "", live: bool = True, files: bool = True) -> str:
     """The page. Bounded at any world size; many viewers of one picture share the work behind it.
 
     live: as a launcher serves it; else the last state as a file, without script, whose links lead to files beside it.
+    files: whether the run's own files, such as run.json, lie there too; not so in the archive.
     """
     doc = state.to_json(status)
     phases = {phase: expand(ranks) for phase, ranks in doc["phases"].items()}
@@ -49,11 +50,12 @@ def render(status: Status, nonce: str = "", live: bool = True) -> str:
         "status.html.j2",
         nonce=nonce,
         live=live,
+        files=files,
         doc=doc,
         run=doc["run"],
         command=" ".join(doc["run"]["command"]),
         verdict=gravest,
-        badge=doc["state"] if over else gravest or doc["state"],
+        badge=outcome.word(doc) if over else gravest or doc["state"],
         worst=worst,
         headline=f"{doc['headline']} {shown.past(worst['summary'])}" if over and worst else shown.without_countdown(doc["headline"]) or doc["headline"],
         left_words=_left_words(worst) if worst and not over else "",

@@ -22,6 +22,10 @@ pytestmark = [pytest.mark.stack]
 CULPRIT = "[...document.querySelectorAll('.card.culprit')].map(function(e){return e.textContent}).join()"
 
 
+TABLES_CUT_OFF = """[...document.querySelectorAll('table')].filter(t => !t.closest('.scroll') && t.scrollWidth > t.parentElement.clientWidth)
+.map(t => t.innerText)"""
+
+
 def clean(browser: Browser, own: str) -> None:
     """Nothing went wrong, nothing was asked of anybody else, and nobody is shut out, in light and in dark."""
     assert browser.console == []
@@ -92,7 +96,7 @@ def test_a_real_job_from_its_first_step_to_its_end(tmp_path: Path) -> None:
         for where in (kept, archive / link[1].split("/")[1] / "index.html"):
             browser.open(where.as_uri())
             shown = browser.ask("document.querySelector('main').innerText")
-            assert "The job has ended" in shown
+            assert "The job was ended by SIGINT" in shown
             assert "load_batch_that_never_comes" in shown
             clean(browser, "file:")
         browser.ask("document.querySelector('.do a, td a').click()")
@@ -152,6 +156,8 @@ def test_pages_are_read_on_a_narrow_screen(tmp_path: Path) -> None:
                 where.write_text(html, encoding="utf-8")
                 browser.open(where.as_uri())
                 assert browser.ask("document.documentElement.scrollWidth") <= 400, name
+                assert browser.ask(TABLES_CUT_OFF) == [], name
+                assert browser.ask("getComputedStyle(document.querySelector('td')).overflowWrap") == "normal", "words are broken by letter"
                 clean(browser, "file:")
 
 

@@ -53,6 +53,20 @@ def test_a_server_that_trickles_is_left_when_the_time_is_over(head):
         command.fetch(f"http://127.0.0.1:{port}", limit_s=0.3)
 
 
+def test_a_running_job_that_has_compiled_nothing_is_nothing_found(capfd):
+    said = b'{"error": "no rank has compiled anything yet"}'
+    with answering(b"HTTP/1.0 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said) + said) as port:
+        rc, captured = run(capfd, f"http://127.0.0.1:{port}")
+    assert (rc, captured.err) == (3, f"[rankwatch] http://127.0.0.1:{port}: no rank has compiled anything yet\n")
+
+
+def test_a_404_of_another_server_is_an_error(capfd):
+    with answering(b"HTTP/1.0 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found") as port:
+        rc, captured = run(capfd, f"http://127.0.0.1:{port}")
+    assert rc == 2
+    assert "the server answers 404" in captured.err
+
+
 def test_a_redirect_is_not_followed_since_the_token_would_go_along():
     with answering(b"HTTP/1.0 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n") as port, pytest.raises(ValueError, match="the server answers 302"):
         command.fetch(f"http://127.0.0.1:{port}", "secret")

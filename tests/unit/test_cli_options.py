@@ -105,6 +105,7 @@ def test_an_unknown_limit_is_refused_by_every_command_before_torch_is_loaded(cap
     ("option", "value", "words"),
     [
         ("--token-file", "/nope/token", "--token-file: /nope/token cannot be read (No such file or directory); make it"),
+        ("--archive-dir", "/nope/pages", "--archive-dir: /nope/pages is no folder here; make it, mount it, or correct the path"),
         ("--on-incident", "/nope/page --loud", "--on-incident: /nope/page does not exist; correct the path"),
         ("--on-incident", "no-such-pager 'x'", "--on-incident: there is no command 'no-such-pager' here; give its path, or install it"),
         ("--on-incident", "page 'x", "(No closing quotation); correct the quotes"),
@@ -126,6 +127,12 @@ def test_a_mistake_of_a_file_or_a_variable_stops_no_job_and_opens_no_unguarded_p
         " lost until then: the status page and /metrics: nothing is served without the token",
         "RANKWATCH_ON_INCIDENT: /nope/page does not exist; correct the path; lost until then: every call of the command: nobody is paged",
     )
+
+
+def test_an_archive_that_is_not_there_and_is_named_by_a_file_is_a_warning_and_stays_one_since_it_may_be_mounted_later():
+    settled = usable.settled(load((), {"RANKWATCH_ARCHIVE_DIR": "/nope/pages"}, ()))
+    assert settled.archive_dir == "/nope/pages"
+    assert settled.warnings[0].startswith("RANKWATCH_ARCHIVE_DIR: /nope/pages is no folder here; make it, mount it, or correct the path; lost until then: ")
 
 
 def test_a_list_of_nodes_in_a_file_names_its_line_and_gives_way_to_the_store(tmp_path):

@@ -144,6 +144,15 @@ def test_a_bad_value_in_a_file_is_a_warning_that_names_file_key_and_cause_and_th
 
 
 @needs_toml
+@pytest.mark.parametrize("value", ['"https://hooks.example/a"', '["https://hooks.example/a"]'])
+def test_a_list_of_one_may_be_written_as_a_string_in_a_file(tmp_path, value):
+    assert load((), {}, (file(tmp_path, f"webhook = {value}"),)).webhook == ("https://hooks.example/a",)
+
+
+def test_several_in_a_string_are_read_as_in_a_variable(tmp_path):
+    assert load((), {}, (file(tmp_path, 'no-probe = "memory, gpu"'),)).no_probe == ("memory", "gpu")
+
+
 def test_of_a_table_and_a_list_in_a_file_only_the_bad_items_are_ignored(tmp_path):
     path = file(tmp_path, 'no-probe = ["ddp", "nvml"]\n[label]\nteam = "vision"\n9x = "y"\n[limit]\nnotce_s = 3\nnotice_s = 7\nstuck_ratio = 50\nstack_s = -4')
     options = load((), {}, (path,), limits=Limits)

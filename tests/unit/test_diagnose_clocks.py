@@ -1,10 +1,13 @@
 """Gaps, steps of the wall clock, suspended machines and suspended jobs: nothing is judged by a clock that lied."""
 
+from dataclasses import replace
+
 import pytest
 from build_jobs import MONO, WALL, Job, coll, init, nap, stepped
 
-from rankwatch.model import Collective, Group, JobSnapshot, NodeReport, Process, RankState
-from rankwatch.monitor.diagnose import State, clocks, diagnose
+from rankwatch.model import Collective, Group, JobSnapshot, NodeReport, Process, RankState, Verdict
+from rankwatch.monitor.diagnose import State, clocks, diagnose, ledger
+from rankwatch.monitor.incidents import Book, fold
 from rankwatch.monitor.policy import Limits
 
 
@@ -30,7 +33,7 @@ def waiting(t, since=0.0, letters=("S", "S"), read=True):
 
 class Play:
     def __init__(self):
-        self.state, self.told, self.last = State(), [], None
+        self.state, self.told, self.last, self.book = State(), [], None, Book()
 
     def look(self, t, ranks, wall=None, world=2):
         now = MONO + t
@@ -39,6 +42,7 @@ class Play:
         snapshot = JobSnapshot(now, WALL + t if wall is None else wall, world, 0, (NodeReport("node05", tuple(ranks)),), gap_s=gap, started_at=MONO - 60)
         self.state, verdicts, _ = diagnose(self.state, snapshot, now, Limits())
         self.told += [(t, verdict) for verdict in verdicts]
+        self.book, _ = fold(self.book, verdicts, snapshot, now, Limits())
         return verdicts
 
     def run(self, start, end, make, wall=lambda t: WALL + t, poll=0.5):
@@ -117,6 +121,63 @@ def test_one_slow_poll_of_twenty_seconds_starts_the_age_anew():
     play.run(21.5, 40.0, waiting)
     assert play.told[0][0] == pytest.approx(26.0, abs=0.6)
     assert {verdict.verdict for _, verdict in play.told} == {"slow"}
+
+
+@pytest.mark.parametrize("pause_s", [3.0, 14.0, 22.0, 200.0])
+@pytest.mark.parametrize("poll", [0.25, 0.5, 1.0])
+def test_what_was_told_before_the_monitor_was_stopped_stays_told_while_its_wait_lasts(pause_s, poll):
+    play = Play()
+    play.run(-3.0, 6.0, waiting)
+    key = play.told[-1][1].key
+    play.told.clear()
+    looks, t = 0, 6.0 + pause_s
+    while t <= pause_s + 20.0:
+        assert [verdict.key for verdict in play.look(t, waiting(t))] == [key]
+        looks, t = looks + 1, t + poll
+    assert play.book.closed == ()
+    assert [incident.verdict.since for incident in play.book.open] == [pytest.approx(MONO)]
+    assert {verdict.verdict for t, verdict in play.told if t < 6.0 + pause_s + 12.0} == {"slow"}, "ages start anew"
+
+
+def test_a_wait_that_ended_while_the_monitor_was_stopped_has_recovered():
+    play = Play()
+    play.run(-3.0, 6.0, waiting)
+    play.run(20.0, 23.0, lambda t: [replace(rank, enqueued={"0": 7}, completed={"0": 7}, collectives=()) for rank in waiting(t)])
+    assert play.book.open == ()
+    assert [incident.verdict.verdict for incident in play.book.closed] == ["recovered"]
+
+
+def test_a_job_that_was_told_to_stand_still_stands_still_after_a_pause_of_the_monitor():
+    idle = Verdict("a0-idle", "slow", "unknown", "unknown", (), (0, 1), MONO, "")
+    ranks = waiting(0.0, since=1e6)
+    play = Play()
+    play.run(-3.0, 0.0, lambda t: ranks)
+    play.state = replace(play.state, last=(idle,))
+    for t in range(20, 75):
+        assert [verdict.key for verdict in play.look(float(t), ranks)] == ["a0-idle"]
+    stepping = [replace(rank, steps=1) for rank in ranks]
+    assert play.look(75.0, stepping) == ()
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -315_360_000.0])
+@pytest.mark.parametrize("written_at", [4.0, 7.0])
+def test_a_step_of_one_nodes_clock_moves_no_age(step_s, written_at):
+    """Node 1's clock is set at second 6.5, before or after its rank's call, and back at 12; its recorder is read at 14. Reports come every 2 s."""
+    state, told = State(), []
+    for tick in range(60):
+        t = tick * 0.5
+        reported = t - t % 2
+        after = step_s if 6.5 <= reported < 12.0 else 0.0
+        waiter, absent = waiting(reported, since=written_at)
+        entry = Collective("0", 0, 6, "all_reduce", ((4,),), ((4,),), ("Float",), WALL + written_at + (step_s if written_at >= 6.5 else 0.0), 600.0)
+        remote = replace(waiter, rank=1, node="node1", collectives=(entry,) if reported >= 14.0 else ())
+        local = replace(absent, rank=0, node="node0", heartbeat_at=MONO + t)
+        nodes = (NodeReport("node0", (local,)), NodeReport("node1", (remote,), 1, report_age_s=t - reported, clock_offset_s=-after))
+        state, verdicts, _ = diagnose(state, JobSnapshot(MONO + t, WALL + t, 2, 0, nodes, gap_s=0.5, started_at=MONO - 60), MONO + t, Limits())
+        told += [(t, verdict) for verdict in verdicts]
+    assert {verdict.verdict for _, verdict in told} == {"slow"}
+    assert told[-1][1].since == pytest.approx(MONO + written_at, abs=2.0)
+    assert ledger.rows(state.ledger)[0].rank_s == pytest.approx(29.5 - written_at, abs=3)
 
 
 # -- suspended jobs --------------------------------------------------------------------------------------------------------

@@ -324,6 +324,16 @@ def test_a_rank_killed_when_its_cgroup_ran_out_of_memory_says_so():
     assert verdict.advice[0].startswith("The host ran out of memory: ")
 
 
+def test_a_rank_killed_while_the_count_of_its_cgroup_stood_still_is_not_laid_to_the_out_of_memory_killer_of_the_cgroup():
+    dead = state(1, -9, at=MONO)
+    unread = diagnose(State(), snap([state(0), dead, state(2)]), MONO, Limits())[1][0]
+    assert "most often the out-of-memory killer" in unread.advice[0]
+    dead = replace(dead, process=replace(dead.process, oom_note="memory.events of the memory cgroup /job: oom_kill did not rise"))
+    verdict = diagnose(State(), snap([state(0), dead, state(2)]), MONO, Limits())[1][0]
+    assert verdict.cause == "killed"
+    assert [line.partition(":")[0] for line in verdict.advice] == ["It was not its memory cgroup that killed it"]
+
+
 def test_a_rank_that_ended_well_is_named_as_soon_as_a_peer_says_that_it_lost_it():
     """The peer still takes down torch, which takes seconds; its exception is in the slot."""
     told = judge(snap([state(0), state(1, 0, at=MONO), state(2)]), snap([replace(state(0, crash=LOST), stage="exiting"), state(1, 0, at=MONO), state(2)], 0.5))

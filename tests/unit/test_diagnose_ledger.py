@@ -4,11 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from build_jobs import MONO, Job, coll, compiling, destroy, group, init, load, nap, save, stepped
+from build_jobs import MONO, WALL, Job, coll, compiling, destroy, group, init, load, nap, save, stepped
 
-from rankwatch.model import RankState, Verdict, Waited
-from rankwatch.monitor.diagnose import diagnose, ledger
+from rankwatch.model import Collective, Group, JobSnapshot, NodeReport, Process, RankState, Verdict, Waited
+from rankwatch.monitor.diagnose import State, diagnose, ledger
 from rankwatch.monitor.diagnose.ledger import Blame, Ledger, Pending, Window, explained, rows
+from rankwatch.monitor.policy import Limits
 
 
 def spent(job):
@@ -196,6 +197,54 @@ def test_a_pause_is_nobodys_loss():
     job.t += 40.0
     job.look(gap=40.0)
     assert sum(row.rank_s for row in ledger.rows(job.state.ledger)) == pytest.approx(before, abs=0.6)
+
+
+GROUP = Group("0", "default_pg", "gloo", (0, 1), 600.0)
+
+
+def two_nodes(t, stopped_at=1e9, answers_at=1e9, done_at=1e9):
+    """Rank 1 on node 1 waits for rank 0 since second 2; its launcher may be stopped for a while."""
+    seen_at = min(t, stopped_at) if t < answers_at else t
+
+    def rank(number, at):
+        entered = 6 if at >= done_at or (number == 1 and at >= 2.0) else 5
+        done = 6 if at >= done_at else 5
+        return RankState(number, node=f"node{number}", process=Process(10 + number, True, "S"), groups=(GROUP,), heartbeat_at=MONO + at,
+                         enqueued={"0": entered}, completed={"0": done})  # fmt: skip
+
+    age = t - seen_at
+    nodes = (NodeReport("node0", (rank(0, t),)), NodeReport("node1", (rank(1, seen_at),), 1, age, failing_since=MONO + seen_at + 1.0 if age > 1.0 else None))
+    return JobSnapshot(MONO + t, WALL + t, 2, 0, nodes, gap_s=0.5, started_at=MONO - 60)
+
+
+def lost(until, **how):
+    state = State()
+    for tick in range(int(until * 2) + 1):
+        state, _, _ = diagnose(state, two_nodes(tick * 0.5, **how), MONO + tick * 0.5, Limits())
+    return {(row.rank, row.reason): row.rank_s for row in ledger.rows(state.ledger)}
+
+
+def test_a_rank_whose_node_does_not_answer_loses_nothing_that_is_not_seen():
+    """Its launcher is stopped in an everyday wait of it, while the job goes on: nobody is blamed for that."""
+    assert sum(lost(12.0, stopped_at=2.5, done_at=3.0).values()) <= 0.5
+    before = lost(8.0)
+    assert sum(lost(15.0, stopped_at=8.0, done_at=8.5).values()) == pytest.approx(sum(before.values()), abs=1.1)
+
+
+def test_a_wait_that_goes_on_when_the_node_answers_again_is_charged_once():
+    assert sum(lost(20.0, stopped_at=8.0, answers_at=14.0).values()) == pytest.approx(18.0, abs=0.6)
+
+
+def test_no_wait_is_charged_for_longer_than_it_was_seen():
+    """A rank's clock says that it has been in there for ten years."""
+    state = State()
+    for tick in range(20):
+        snapshot = two_nodes(tick * 0.5)
+        entry = Collective("0", 0, 6, "all_reduce", ((4,),), ((4,),), ("Float",), WALL - 3e8, 600.0)
+        nodes = [replace(node, ranks=tuple(replace(rank, collectives=(entry,) if rank.enqueued["0"] == 6 else ()) for rank in node.ranks))
+                 for node in snapshot.nodes]  # fmt: skip
+        state, _, _ = diagnose(state, replace(snapshot, nodes=tuple(nodes)), snapshot.now, Limits())
+    assert 7.0 <= sum(row.rank_s for row in ledger.rows(state.ledger)) <= 13.0
 
 
 def test_what_is_open_is_charged_when_the_attempt_ends():

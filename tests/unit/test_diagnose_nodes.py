@@ -11,7 +11,7 @@ from rankwatch.monitor.diagnose import State, diagnose
 from rankwatch.monitor.diagnose.graph import hangs
 from rankwatch.monitor.diagnose.views import fresh_ranks
 from rankwatch.monitor.diagnose.waits import Wait
-from rankwatch.monitor.incidents import Book, fold
+from rankwatch.monitor.incidents import Book, fold, worst
 from rankwatch.monitor.policy import Limits
 
 LIMITS = Limits()
@@ -199,6 +199,60 @@ def test_a_rank_that_has_ended_stays_so_in_a_report_of_any_age():
     snapshot = LargeJob(16, "dead", 11).look(30.0)
     old = replace(snapshot, nodes=(snapshot.nodes[0], replace(snapshot.nodes[1], report_age_s=29.0)))
     assert set(fresh_ranks(old, LIMITS.report_stale_s)[0]) == {*range(8), 11}
+
+
+def failing(snapshot, t, since):
+    """Node 8 was heard last at `since`: its report is kept for ten seconds, then its ranks are silent ones."""
+    if t - since > 10.0:
+        return without(snapshot, {NODE: t - since})
+    nodes = [replace(node, report_age_s=t - since, failing_since=MONO + since + 1.0, problem="timed out") if node.group_rank == NODE else node
+             for node in snapshot.nodes]  # fmt: skip
+    return replace(snapshot, nodes=tuple(nodes))
+
+
+def test_a_node_that_falls_silent_during_an_incident_does_not_end_it():
+    """Its launcher is stopped just after the first word: what is known of the wait is at the limit of being told, and must not flicker."""
+    judge = Judge(LargeJob(SIZE, "asleep", CULPRIT))
+    for tick in range(-6, 41):
+        t = tick * 0.5
+        judge.job.ages = {NODE: min(t - 5.2, 9.9) if t > 5.5 else 0.25}
+        judge.look(t, lambda snapshot, t=t: failing(snapshot, t, 5.19) if t > 5.5 else snapshot)
+    assert judge.book.closed == ()
+    (incident,) = judge.book.open
+    assert [(change.verdict, change.cause) for change in incident.history] == [("slow", "not_entered"), ("slow", "unknown"), ("stuck", "unknown")]
+    assert "which has not answered for 15 s" in incident.verdict.summary
+    judge.job.ages = {}
+    judge.play(22.0, start=20.5)
+    (incident,) = judge.book.open
+    assert "answered" not in incident.verdict.summary
+    assert incident.verdict.cause == "not_entered"
+    ending = replace(judge.job.look(22.5), ending="torchrun stops the workers after rank 0 failed", final=True)
+    judge.look(22.5, lambda _: ending)
+    (incident,) = judge.book.open
+    assert "answered" not in incident.verdict.summary, "the last word is of what is seen"
+    assert worst(incident) == "stuck"
+
+
+def test_a_wait_of_which_all_waiters_are_out_of_sight_has_not_recovered():
+    """Ranks 64-71 wait for rank 67 of their own group; their node falls silent, and all others go on."""
+    job = LargeJob(16, "storm")
+    tensor = job.look(5.0).nodes[1]
+
+    def one_node(snapshot, t):
+        healthy = LargeJob(16).look(-1.0).nodes[0]
+        rank = replace(tensor.ranks[3], enqueued=tensor.ranks[3].completed, collectives=())
+        report = replace(tensor, ranks=(*tensor.ranks[:3], rank, *tensor.ranks[4:]))
+        snapshot = replace(snapshot, nodes=(healthy, report))
+        return without(snapshot, {1: t - 8.0}) if t > 18 else snapshot
+
+    judge = Judge(job).play(17.0, one_node, start=0.0)
+    assert [verdict.culprit_ranks for verdict in judge.last] == [(11,)]
+    judge.play(40.0, one_node, start=18.0)
+    assert judge.book.closed == ()
+    assert [incident.verdict.culprit_ranks for incident in judge.book.open] == [(11,)]
+    judge.job = LargeJob(16)
+    judge.play(43.0, start=41.0)
+    assert judge.book.open == ()
 
 
 # -- reports of different ages -------------------------------------------------------------------------------------------------

@@ -99,6 +99,45 @@ def test_two_jobs_share_a_gpu(tmp_path):
     assert files(tmp_path) == {"0": ""}, "the file was the first one's: whoever did not make it leaves it"
 
 
+def test_a_launcher_of_the_same_job_that_ends_takes_the_line_for_a_moment_only(tmp_path):
+    first, second = JobMapping(str(tmp_path), "991"), JobMapping(str(tmp_path), "991")
+    first.set(("0", "1"))
+    second.set(("0", "1"))
+    first.set(())
+    second.set(("0", "1"))
+    assert files(tmp_path) == {"0": "991\n", "1": "991\n"}
+    second.set(())
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("anew", ["17\n", "", None])
+def test_a_prolog_that_writes_the_file_anew_does_not_take_the_job_off(tmp_path, anew):
+    mapping = JobMapping(str(tmp_path), "991")
+    mapping.set(("0",))
+    (tmp_path / "0").unlink()
+    if anew is not None:
+        (tmp_path / "0").write_text(anew)
+    mapping.set(("0",))
+    assert files(tmp_path) == {"0": f"{anew or ''}991\n"}
+
+
+def test_a_file_that_has_the_line_is_neither_locked_nor_written_again(tmp_path, monkeypatch):
+    mapping = JobMapping(str(tmp_path), "991")
+    mapping.set(("0",))
+    monkeypatch.delattr(dcgm_jobs, "_lock")
+    mapping.set(("0",))
+
+
+def test_a_pipe_is_named_as_what_it_is(tmp_path):
+    os.mkfifo(tmp_path / "0")
+    mapping = JobMapping(str(tmp_path), "991")
+    with pytest.raises(OSError, match="0: it is no regular file"):
+        mapping.set(("0", "1"))
+    assert (tmp_path / "1").read_text() == "991\n"
+    with pytest.raises(OSError, match="0: it is no regular file"):
+        mapping.set(("0", "1"))
+
+
 def test_a_requeued_job_finds_its_line_and_is_listed_once(tmp_path):
     JobMapping(str(tmp_path), "991").set(("0",))
     again = JobMapping(str(tmp_path), "991")

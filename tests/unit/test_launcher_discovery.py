@@ -10,7 +10,7 @@ import pytest
 
 from rankwatch import __version__
 from rankwatch.config import Options
-from rankwatch.launcher import addresses, discovery, pace
+from rankwatch.launcher import addresses, discovery, own_line, pace, torchrun
 from rankwatch.launcher.announced import Announcement, AnnouncementError, decode
 from rankwatch.launcher.discovery import Discovery
 from rankwatch.launcher.listed import Listed
@@ -298,6 +298,47 @@ def test_a_refusal_makes_it_look_quickly_again():
     assert member.look() == pytest.approx(0.2)
 
 
+def looks(launcher, clock, lasts_s, refused_every_s):
+    """How often a launcher that is refused all the time looks, as its thread does it."""
+    count, until, look_at, refused_at = 0, clock.now + lasts_s, clock.now, clock.now
+    while clock.now < until:
+        if clock.now >= refused_at:
+            refused_at += refused_every_s
+            launcher.refused()
+        if clock.now >= look_at or launcher._wake.is_set():
+            launcher._wake.clear()
+            count, look_at = count + 1, clock.now + launcher.look()
+        clock.now += 0.1
+    return count
+
+
+def test_refusals_after_which_nothing_is_new_are_ever_rarer_a_reason_to_look():
+    """Anybody who can connect is refused as often as he likes."""
+    job = Job()
+    judge, member = job.launchers
+    judge.publish(41000, "aaaa", (0,))
+    judge.look()
+    quiet = looks(member, job.clock, 70, 1e9)
+    again = Job()
+    again.launchers[0].publish(41000, "aaaa", (0,))
+    again.launchers[0].look()
+    assert looks(again.launchers[1], again.clock, 70, 1.0) <= quiet + 10
+    assert looks(again.launchers[1], again.clock, 600, 1.0) <= 60 + 12
+
+
+def test_news_make_the_next_refusal_a_reason_again():
+    job = Job()
+    judge, member = job.launchers
+    judge.publish(41000, "aaaa", (0,))
+    judge.look()
+    looks(member, job.clock, 100, 1.0)
+    judge.publish(41001, "bbbb", (0,))
+    judge.look()
+    member.look()
+    member.refused()
+    assert member.look() == 0.2
+
+
 def test_pauses_differ_between_launchers():
     assert [pace.pause_s(20, 0, spread) for spread in (0.0, 1.0)] == pytest.approx([8, 12])
     assert [pace.pause_s(0, failures, EVEN) for failures in (1, 2, 10)] == [5, 10, 60]
@@ -346,6 +387,20 @@ def test_with_a_token_file_no_secret_enters_the_store():
     assert member.secret() == "the text"
     assert b"the text" not in b"".join(job.store.keys.values())
     assert b"secret" not in b"".join(job.store.keys.values())
+
+
+def test_a_secret_from_a_token_file_is_told_to_stay():
+    job = Job(token=lambda: "the text")
+    judge, member = job.launchers
+    assert judge.fixed
+    assert not member.fixed  # it has not found the judge
+    judge.publish(41000, "aaaa", (0,))
+    judge.look()
+    member.look()
+    assert member.fixed
+    assert judge.refusal == member.refusal == "its --token-file has another text"
+    drawn = Job()
+    assert not any(launcher.fixed for launcher in drawn.launchers)
 
 
 def test_a_member_without_the_judges_token_file_says_so():
@@ -510,33 +565,101 @@ def test_a_list_that_cannot_be_read_names_the_line(text, words):
 # -- lists instead of the store
 
 
+def listed(given, rank, nnodes, here, token="the text", identity="", holder=lambda port: "nobody"):
+    """One launcher that has read its list. here: the host that is this machine."""
+    launcher = Listed(given, lambda: token, rank, nnodes, identity, is_own=lambda host: host == here, holder=holder)
+    launcher.look()
+    return launcher
+
+
 def test_with_a_list_the_launchers_know_each_other_from_it():
     given = "node0:1000,node1:1001,node2:1002"
-    judge, member = (Listed(given, lambda: "the text", rank, 3) for rank in (0, 1))
+    judge, member = (listed(given, rank, 3, f"node{rank}") for rank in (0, 1))
     for launcher in (judge, member):
-        launcher.look()
-        launcher.publish(launcher.port, "n", (0,))
-    assert (judge.port, member.port) == (1000, 1001)
+        assert launcher.publish(launcher.ports[0], "n", (0,))
+    assert (judge.ports, member.ports) == ((1000,), (1001,))
     assert [(peer.group_rank, peer.node, peer.addresses, peer.port, peer.nonce) for peer in judge.peers()] == [
         (1, "node1", ("node1",), 1001, ""),
         (2, "node2", ("node2",), 1002, ""),
     ]
     assert (judge.judge(), member.judge().port, member.peers()) == (None, 1000, ())
-    assert (member.secret(), member.run_name(60), member.problem) == ("the text", "", "")
+    assert (member.secret(), member.run_name(60), member.problem, member.notice) == (judge.secret(), "", "", "")
+
+
+def test_jobs_with_one_list_and_token_file_have_secrets_of_their_own():
+    given = "node0:1000,node1:1001"
+    first, second = (listed(given, 0, 2, "node0", identity=identity).secret() for identity in ("none node0:29500 ", "none node0:29501 "))
+    assert len(first) == 64
+    assert first != second
+    assert first == listed(given, 1, 2, "node1", identity="none node0:29500 ").secret()
+    assert first != listed(given, 1, 2, "node1", token="another text", identity="none node0:29500 ").secret()
+    assert first != "the text"
+
+
+def test_a_group_rank_need_not_be_the_place_in_the_list():
+    """c10d sorts nodes by the texts of their addresses."""
+    given = "10.77.0.2:4100,10.77.0.10:4100,10.77.0.1:4100"
+    judge, member = listed(given, 0, 3, "10.77.0.1"), listed(given, 2, 3, "10.77.0.2")
+    assert judge.publish(4100, "n", ())
+    assert member.publish(4100, "n", ())
+    assert (judge.line, member.line) == (2, 0)
+    assert sorted(peer.addresses for peer in judge.peers()) == [("10.77.0.10",), ("10.77.0.2",)]
+    assert len({peer.group_rank for peer in judge.peers()} - {0}) == 2
+    member.judge_is_at(7)  # no such line
+    member.judge_is_at(2)
+    assert member.judge().addresses == ("10.77.0.1",)
+
+
+def test_a_listed_port_that_is_taken_is_told_on_that_node_at_once():
+    member = listed("node0:1000,node1:1001", 1, 2, "node1", holder=lambda port: f"pid 7 (holds {port})")
+    assert not member.publish(1002, "n", ())
+    assert member.notice == (
+        "--peers lists port 1001 for this node, and it is taken by pid 7 (holds 1001) (by another job's launcher?): "
+        "the others do not find this launcher; give each job ports of its own"
+    )
+    assert member.publish(1001, "n", ())
+    assert member.notice == member.problem == ""
+
+
+def test_a_launcher_that_does_not_know_its_own_line_asks_all():
+    """Its machine has other addresses than those that are listed; the launcher itself then answers that it is itself."""
+    judge = listed("10.1.0.1:4100,10.1.0.2:4100", 0, 2, "nobody")
+    judge.publish(4100, "n", ())
+    assert len(judge.peers()) == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank", "given", "own", "lines"),
+    [
+        ([("a", 1), ("b", 1), ("c", 1)], 0, ("", None), {"c"}, (2,)),
+        ([("a", 1), ("b", 1), ("b", 2), ("b", 3)], 2, ("", None), {"b"}, (2, 1, 3)),
+        ([("a", 1), ("b", 1)], 1, ("", None), set(), ()),
+        ([("a", 1), ("b", 1)], 1, ("a", None), {"b"}, (0,)),
+        ([("a", 1), ("a", 2)], 0, ("a", 2), {"b"}, (1,)),
+        ([("127.0.0.1", 1), ("127.0.0.1", 2)], 1, ("", None), set(), (1, 0)),
+    ],
+)
+def test_own_lines_are_known_by_address_and_the_place_of_the_group_rank_comes_first(nodes, rank, given, own, lines, monkeypatch):
+    monkeypatch.setattr(own_line, "own_names", lambda: (frozenset(("127.0.0.1",)), frozenset(("this-machine",))))
+    assert own_line.candidates(nodes, rank, given, own.__contains__) == lines
+
+
+def test_a_name_of_this_machine_is_known_without_asking_anybody(monkeypatch):
+    monkeypatch.setattr(own_line, "own_names", lambda: (frozenset(("10.0.0.5",)), frozenset(("node05",))))
+    assert own_line.candidates([("node04.cluster", 1), ("node05.cluster", 1)], 0, ("", None), never) == (1,)
 
 
 @pytest.mark.parametrize(
     ("given", "rank", "nnodes", "problem"),
     [
-        ("node0:1,node1:1", 2, 3, "--peers lists 2 nodes, and this is node 2, counted from 0: add it"),
+        ("node0:1,node1:1", 2, 3, "--peers lists 2 nodes, none is this machine, and this is node 2, counted from 0: add it"),
         ("node0:1,node1:1", 0, 3, "--peers lists 2 of 3 nodes: add the others"),
-        ("node0:1,node1:1", 0, 2, "--peers lists port 1 for node 0, which is taken: this launcher listens on 7 and is not found"),
+        ("node0:1,node1:1", 0, 2, "--peers lists port 1 for this node, and it is taken by nobody (by another job's launcher?): "),
         ("/nope", 0, 2, "--peers: /nope cannot be read (No such file or directory); write HOST:PORT of each node into it, in the order of --node-rank"),
     ],
 )
 def test_a_list_that_does_not_fit_the_job_is_a_problem(given, rank, nnodes, problem):
-    launcher = Listed(given, lambda: "t", rank, nnodes)
-    launcher.look()
+    launcher = listed(given, rank, nnodes, "nobody")
     if nnodes == 2:
         launcher.publish(7, "n", ())
     assert launcher.problem.startswith(problem)
@@ -553,7 +676,7 @@ def test_a_list_without_a_token_file_gives_no_secret():
 
 
 def start(**changes):
-    return SimpleNamespace(**{"store": TCPStore(), "group_rank": 1, "nnodes": 2, "local_addr": None, **changes})
+    return SimpleNamespace(**{"store": TCPStore(), "group_rank": 1, "nnodes": 2, "local_addr": None, "identity": "", **changes})
 
 
 def test_the_options_decide_between_store_and_list_and_the_port():
@@ -561,6 +684,20 @@ def test_the_options_decide_between_store_and_list_and_the_port():
     assert discovery.directory(start(), Options()).port == 0
     assert discovery.directory(start(), Options(peer_address="node1:41000")).port == 41000
     assert isinstance(discovery.directory(start(), Options(peers="a:1,b:2", token_file="t")), Listed)
+
+
+def worker_group(round_=None, port=29500, run_id="none"):
+    state = {"_state_holder": SimpleNamespace(state=SimpleNamespace(round=round_))} if round_ is not None else {}
+    handler = SimpleNamespace(get_run_id=lambda: run_id, **state)
+    return SimpleNamespace(spec=SimpleNamespace(rdzv_handler=handler), master_addr="node0", master_port=port)
+
+
+def test_jobs_and_rounds_of_a_rendezvous_are_told_apart():
+    groups = [worker_group(), worker_group(port=29501), worker_group(run_id="exp1"), worker_group(1), worker_group(2)]
+    found = [torchrun._identity(group) for group in groups]
+    assert len(set(found)) == len(found)
+    assert found[0] == torchrun._identity(worker_group())
+    assert torchrun._identity(SimpleNamespace(spec=groups[0].spec))  # a torch that does not tell where the ranks meet
 
 
 def test_a_given_address_is_published_alone():

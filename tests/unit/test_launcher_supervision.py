@@ -16,7 +16,9 @@ from rankwatch.launcher import supervision
 from rankwatch.launcher.aside import Aside
 from rankwatch.launcher.supervision import Start, Supervision, failed_exits
 from rankwatch.launcher.torchrun import script_problem, supervised
+from rankwatch.monitor import end_waits
 from rankwatch.monitor.policy import Limits
+from rankwatch.notify.direct import LAST_POST_S
 
 
 def wait_until(condition):
@@ -190,6 +192,36 @@ def test_a_job_that_ends_while_the_monitor_still_starts_is_told_to_it_all_the_sa
     one.finish(0)
     assert [name for name, *_ in monitor.told] == ["start", "workers_started", "stop"]
     assert monitor.told[-1] == ("stop", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "more_s"),
+    [
+        ({}, {}, 0.0),
+        ({"archive_dir": "/shared"}, {}, 2.0),
+        ({"archive_dir": "/shared", "webhook": ("http://hooks.example",), "textfile_dir": "/metrics"}, {}, 2.0),
+        ({"alertmanager": ("http://alerts.example",)}, {}, 1.0),
+        ({"dcgm_job_mapping_dir": "/jobs"}, {}, 0.1),
+        ({"sd_dir": "/targets"}, {}, 0.2),
+        ({"sd_dir": "/targets", "listen": "off"}, {}, 0.0),
+        ({"termination_log": "/why", "archive_dir": "/shared", "sd_dir": "/targets"}, {}, 2.4),
+        ({"termination_log": "off"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 0.0),
+    ],
+)
+def test_the_end_is_granted_more_time_for_what_is_asked_for_only(options, environ, more_s):
+    assert end_waits.end_wait_s(Options(**options), environ) == pytest.approx(more_s)
+    assert end_waits.MESSAGES_WAIT_S == LAST_POST_S
+
+
+@pytest.mark.parametrize(("exit_code", "bound_s"), [(0, 1.0 + 2.0), (1, 4.0 + 2.0)])
+def test_the_launcher_waits_for_the_archive_as_long_as_the_monitor_may(tmp_path, exit_code, bound_s):
+    granted = []
+    one = Supervision(Options(run_dir=str(tmp_path), archive_dir="/shared", termination_log="off"), Limits(), ("rankwatch",), {}, print, lambda *_: Monitor())
+    one.prepare(Start(0, 1, 1, {0: 0}, "none"))
+    one._started_at = time.monotonic() - 60
+    one._aside = SimpleNamespace(submit=lambda what: None, call=lambda what, timeout_s: granted.append(timeout_s))
+    one.finish(exit_code)
+    assert granted == [pytest.approx(bound_s)]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,20 @@ def test_a_verdict_is_repeated_after_one_five_and_fifteen_minutes():
     assert spoken == [(60, "1"), (300, "2"), (900, "3"), (1800, "4"), (2700, "5")]
 
 
+def test_the_repeats_of_a_verdict_that_got_worse_count_from_the_line_that_said_so():
+    said = Said()
+    one = incident(200.0)
+    worse = dataclasses.replace(one, verdict=dataclasses.replace(one.verdict, verdict="stuck"))
+    said.announcer.changed(IncidentChange("opened", one), status(200, rank(0), rank(1), incidents=(one,)))
+    said.announcer.changed(IncidentChange("escalated", worse), status(255, rank(0), rank(1), incidents=(worse,)))
+    said.lines()
+    spoken = []
+    for now in range(255, 600):
+        said.announcer.look(status(now, rank(0), rank(1), incidents=(worse,)), settled=True)
+        spoken += [now - 255 for _ in said.lines()]
+    assert spoken == [60, 300]
+
+
 def test_an_incident_that_opens_again_after_a_rest_is_repeated_once():
     said = Said()
     one = incident(200.0)
@@ -216,3 +230,36 @@ def test_one_that_comes_to_speak_for_new_workers_begins_with_the_first_line():
     said.announcer.speak(True, now, anew=True)
     said.announcer.look(now, settled=True)
     assert [line.split(";")[0] for line in said.lines()] == ["[rankwatch] 0.1.0 watching 2 ranks on 1 node"]
+
+
+def taken_over(incidents=(), **told):
+    said, now = Said(), status(130, rank(0), rank(1), incidents=incidents)
+    said.announcer.speak(False, now)
+    for opened in incidents:
+        said.announcer.changed(IncidentChange("opened", opened), now)
+    said.announcer.speak(True, now, **told)
+    return said.lines()
+
+
+def test_a_node_alone_says_that_it_may_see_no_trouble():
+    assert taken_over()[0].endswith("their incidents are told here; alone it may see no trouble between nodes")
+    assert taken_over([incident(110.0)])[0].endswith("their incidents are told here")
+
+
+def test_what_the_other_launcher_had_found_is_said_by_the_one_that_takes_over():
+    first, second = taken_over(last_words=["as worker-0 last saw it at 03:12:44Z: STUCK rank=1"])
+    assert first.endswith("their incidents are told here")
+    assert second == "[rankwatch] as worker-0 last saw it at 03:12:44Z: STUCK rank=1"
+
+
+def test_one_that_has_said_that_it_ends_has_ended():
+    assert taken_over(ended=True)[0].startswith("[rankwatch] the launcher of group rank 0 has ended: this one judges its own ranks")
+
+
+def test_what_is_opened_at_the_look_that_takes_over_is_said_once():
+    said, opened = Said(), incident(130.0)
+    now = status(130, rank(0), rank(1), incidents=[opened])
+    said.announcer.speak(False, now)
+    said.announcer.speak(True, now)
+    said.announcer.changed(IncidentChange("opened", opened), now, "/run/report.txt")
+    assert [" SLOW rank=1 " in line for line in said.lines()].count(True) == 1

@@ -75,3 +75,69 @@ def test_ranks_that_leave_before_anybody_says_why_do_not_spoil_the_picture():
     assert {row["label"] for row in document["ranks"].values()} == {"waiting", "culprit: not_entered"}
     assert document["seen_at"] == build_status.WALL
     assert document["stacks"]["1"] == incident_report.stack_text(incident.stacks[1])
+
+
+class Called(Quiet):
+    """Stands for the command and the direct path."""
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, kind, *_rest):
+        self.calls.append(kind)
+
+    def changed(self, kind, *_rest):
+        self.calls.append(kind)
+
+    def finish(self, *_rest):
+        pass
+
+
+def judged(cases, picture, seconds, verdict):
+    """One look some seconds after the first; verdict None: all is well."""
+    ranks = None if verdict is not None else build_status.healthy_status().snapshot.nodes[0].ranks
+    look(cases, picture, later(picture, seconds, ranks), () if verdict is None else (verdict,))
+
+
+def opened_in_silence(called, direct):
+    cases = Cases(Quiet(), Quiet(), called, Quiet(), direct)
+    cases.speaks = False
+    picture = build_status.stuck_status()
+    for seconds in (0, 1, 2):
+        judged(cases, picture, seconds, picture.open_incidents[0].verdict)
+    assert cases.book.open
+    assert called.calls == direct.calls == []
+    return cases, picture
+
+
+def test_whoever_takes_over_calls_for_what_was_opened_in_silence_and_for_its_end():
+    command, direct = Called(), Called()
+    cases, picture = opened_in_silence(command, direct)
+    cases.speaks = True
+    for _ in range(2):
+        cases.take_over(picture)
+    assert command.calls == direct.calls == ["opened"]
+    for seconds in range(3, 40):
+        judged(cases, picture, seconds, None)
+    assert command.calls == direct.calls == ["opened", "closed"]
+
+
+def test_the_end_is_told_too_where_another_launcher_speaks_again_by_then():
+    command, direct = Called(), Called()
+    cases, picture = opened_in_silence(command, direct)
+    cases.speaks = True
+    cases.take_over(picture)
+    cases.speaks = False
+    for seconds in range(3, 40):
+        judged(cases, picture, seconds, None)
+    assert command.calls == direct.calls == ["opened", "closed"]
+
+
+def test_what_opens_and_closes_while_another_launcher_speaks_calls_nobody():
+    command, direct = Called(), Called()
+    cases, picture = opened_in_silence(command, direct)
+    for seconds in range(3, 40):
+        judged(cases, picture, seconds, None)
+    cases.speaks = True
+    cases.take_over(picture)
+    assert command.calls == direct.calls == []

@@ -351,7 +351,7 @@ def test_alertmanager_and_webhook_are_told_by_the_judge_alone(monitor, monkeypat
         def finish(self):
             self.calls.append(("finish",))
 
-        def flush(self):
+        def flush(self, timeout_s):
             return True
 
     told = monitor._direct = monitor._cases._direct = Told()
@@ -413,3 +413,175 @@ def test_a_run_directory_that_hangs_at_the_end_is_told_and_no_file_is_named_that
     assert (f"run={tmp_path / run}" in done) is fallback
     assert any("not everything could be written to" in line for line in lines) is not fallback
     assert not any(f"run directory: {tmp_path}\n" in line for line in lines)
+
+
+class Elsewhere:
+    """The part of a member whose judge is elsewhere. It answers what the test has set, and nothing else."""
+
+    judges, sets_pace, may_act, store, problem = False, False, True, (0, 0), ""
+    judge, judge_node = "worker-0", "worker-0"
+    judge_has_ended = gone = told = False
+    spoken, endings = True, ()
+
+    def offer(self, *_report):
+        pass
+
+    def merge(self, snapshot):
+        return snapshot
+
+    def take_events(self):
+        return []
+
+    def take_order(self):
+        return None
+
+    def take_wants(self):
+        return ()
+
+    def ask(self, wants, suspected):
+        pass
+
+    def tell_news(self, nodes):
+        pass
+
+    def tell_open(self, incidents, wall_at):
+        pass
+
+    def tell_end(self, failed, wait_s):
+        pass
+
+    def pull_now(self, deadline_s):
+        pass
+
+    def hand_over(self, wait_s):
+        pass
+
+    def recorders(self, ranks):
+        return {}
+
+    def last_words(self):
+        return []
+
+    def take_endings(self):
+        taken, self.endings = self.endings, ()
+        return taken
+
+    def spoken_for(self, now):
+        return self.spoken
+
+    def judge_is_gone(self, since):
+        return self.gone
+
+    def judge_has_told(self, now):
+        return self.told
+
+    def stop(self):
+        pass
+
+
+def as_member(monitor):
+    monitor._take_workers(dataclasses.replace(WORKERS, group_rank=1))
+    part = monitor._together = Elsewhere()
+    monitor._speak(False, anew=True)
+    return part
+
+
+def test_a_member_whose_judge_has_vanished_speaks(monitor):
+    part = as_member(monitor)
+    part.spoken = False
+    monitor._tick()
+    assert any("has stopped asking: this one judges its own ranks" in line for line in said(monitor))
+
+
+def test_a_member_that_ends_does_not_begin_to_speak(monitor):
+    part = as_member(monitor)
+    monitor._end("rankwatch ends the workers (--on-stuck exit)")
+    part.spoken = False
+    monitor._tick()
+    assert said(monitor) == []
+    assert not monitor._cases.speaks
+
+
+@pytest.mark.parametrize(("gone", "lines"), [(True, " FAILED rank=1 "), (False, "[rankwatch] worker-0 has ended; its log tells of the whole job")])
+def test_how_a_members_job_has_failed_is_said_by_it_or_by_the_judge_that_has_ended(monitor, gone, lines):
+    part = as_member(monitor)
+    part.gone, part.told = gone, not gone
+    monitor._tick()
+    monitor._look_at_failure({1: 3}, time.monotonic() + 1)
+    monitor._finish(1, time.monotonic() + 2)
+    told = said(monitor)
+    assert any(lines in line for line in told)
+    if not gone:
+        assert len(told) == 1
+
+
+def test_a_node_that_has_left_is_told_with_what_goes_on(monitor):
+    monitor._take_workers(dataclasses.replace(WORKERS, nnodes=2))
+    part = monitor._together = Elsewhere()
+    part.spoken, part.endings = False, ({"kind": "ending", "node": "worker-2", "reason": "SIGTERM to the launcher"},)
+    monitor._tick()
+    monitor._take_workers(dataclasses.replace(WORKERS, attempt=1))
+    assert "[rankwatch] worker-2 has left: SIGTERM to its launcher; the job goes on with 2 ranks on 1 node" in said(monitor)
+    assert monitor._writer.flush(10)
+    assert json.loads((monitor.run_dir / "run.json").read_text())["nnodes"] == 1
+
+
+@pytest.fixture
+def archiving(monitor, tmp_path):
+    """The same, with --archive-dir and --external-url."""
+    (tmp_path / "shared").mkdir()
+    options = Options(listen="off", archive_dir=str(tmp_path / "shared"), external_url="https://pages.example/rw")
+    made = Monitor(options, dataclasses.replace(monitor.status.job, run_dir=str(tmp_path / "out")), Limits.from_options(None, {}), monitor.out)
+    made.out = monitor.out
+    yield made
+    made._running = False
+    made._exits.close()
+
+
+def test_what_is_told_is_the_page_of_this_run_in_a_folder_that_no_other_run_has(archiving, tmp_path):
+    (tmp_path / "shared" / "job-out").mkdir()
+    archiving._take_workers(WORKERS)
+    (name,) = set(os.listdir(tmp_path / "shared")) - {"job-out"}
+    assert name.startswith("job-out-")
+    archiving._take_workers(dataclasses.replace(WORKERS, attempt=1))
+    assert archiving.status.job.archive_url == archiving.status.job.status_url == f"https://pages.example/rw/{name}/"
+    archiving._tick()
+    archiving._finish(0, time.monotonic() + 0.2)
+    assert archiving._archive.flush(10)
+    assert os.listdir(tmp_path / "shared" / name) == ["index.html"]
+    assert any(f"; status https://pages.example/rw/{name}/ " in line for line in said(archiving))
+
+
+def test_another_node_of_the_job_takes_no_folder_of_the_archive(archiving, tmp_path):
+    archiving._take_workers(dataclasses.replace(WORKERS, group_rank=1))
+    archiving._tick()
+    archiving._finish(0, time.monotonic() + 0.2)
+    assert os.listdir(tmp_path / "shared") == []
+    assert archiving.status.job.archive_url == archiving.status.job.status_url == ""
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_an_archive_that_hangs_at_the_end_is_told_after_the_pages_to_people_have_gone(archiving, monkeypatch, exit_code):
+    gate, order = threading.Event(), []
+    flush, tell = archiving._archive.flush, archiving._direct.flush
+    monkeypatch.setattr(archiving._archive, "flush", lambda most_s: (order.append("archive"), flush(most_s))[1])
+    monkeypatch.setattr(archiving._direct, "flush", lambda most_s: (order.append("direct"), tell(most_s))[1])
+    monkeypatch.setattr(loop, "ARCHIVE_WAIT_S", 0.1)
+    archiving._take_workers(WORKERS)
+    archiving._archive.put("index.html", lambda: b"%d" % gate.wait(30))
+    archiving._tick()
+    archiving._finish(exit_code, time.monotonic() + 0.2)
+    gate.set()
+    assert order == ["direct", "archive"]
+    assert [line for line in said(archiving) if "not everything could be copied to" in line]
+
+
+def test_no_wait_at_the_end_is_longer_than_what_the_launcher_grants(archiving, monkeypatch):
+    """Whatever was late before: the bound is one for all."""
+    waits = []
+    monkeypatch.setattr(archiving._archive, "flush", lambda most_s: waits.append(most_s) or True)
+    monkeypatch.setattr(archiving._direct, "flush", lambda most_s: waits.append(most_s) or True)
+    archiving._take_workers(WORKERS)
+    long_ago = time.monotonic() - 60
+    archiving._wait_outside(long_ago, time.monotonic())
+    assert waits == [0.0, 0.0]

@@ -1,7 +1,9 @@
 """The writer never blocks, never leaves half a file, and finds another place when the first takes nothing."""
 
+import errno
 import os
 import shutil
+import socket
 import stat
 import threading
 import time
@@ -10,6 +12,7 @@ import pytest
 
 from rankwatch.monitor import writer as module
 from rankwatch.monitor.writer import Writer, append_whole, write_atomically
+from rankwatch.report import moved
 
 
 @pytest.fixture
@@ -154,12 +157,70 @@ def test_a_hung_root_is_given_up_and_the_write_in_flight_goes_elsewhere(tmp_path
     assert hung.wait(10)
     writer.check()
     assert said == []
-    clock[0] = 6.0
-    writer.check()
+    for now in range(2, 17, 2):
+        assert said == []
+        clock[0] = float(now)
+        writer.check()
     until(lambda: writer.root != str(tmp_path / "run") and sorted(os.listdir(writer.root)) == ["incident.json", "report.txt"])
     assert len(said) == 1
-    assert "has hung for 5 s" in said[0]
+    assert "has hung for 15 s" in said[0]
+    assert moved.of(str(tmp_path / "run")) is None
     gate.set()
+    until(lambda: moved.of(str(tmp_path / "run")) == moved.Moved(writer.root, socket.gethostname(), True))
+
+
+def test_a_root_that_was_full_is_told_of_the_move_once_there_is_room(tmp_path, said, monkeypatch):
+    full = [True]
+    real = module.write_atomically
+
+    def write(path, data, mode):
+        if full and path.startswith(str(tmp_path / "run")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data, mode)
+
+    monkeypatch.setattr(module, "write_atomically", write)
+    monkeypatch.setattr(module, "WORD_EVERY_S", 0.01)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "temp").mkdir()
+    writer = Writer(str(tmp_path / "run"), said.append, fallback_parent=str(tmp_path / "temp"))
+    writer.write("run.json", b"{}")
+    assert writer.flush(10)
+    assert os.listdir(tmp_path / "run") == []
+    full.clear()
+    until(lambda: moved.newest(str(tmp_path / "run"), "run.json") == writer.path_of("run.json"))
+
+
+def test_a_launcher_that_shares_the_run_directory_speaks_of_its_own_folder_only(tmp_path, said):
+    own = tmp_path / "run" / "nodes" / "b-1"
+    own.mkdir(parents=True)
+    (tmp_path / "temp").mkdir()
+    (own / "run.json").mkdir()
+    writer = Writer(str(tmp_path / "run"), said.append, fallback_parent=str(tmp_path / "temp"))
+    writer.write("nodes/b-1/run.json", b"{}")
+    until(lambda: (found := moved.of(str(own))) is not None and found.path == f"{writer.root}/nodes/b-1")
+    assert moved.of(str(tmp_path / "run")) is None
+
+
+def test_a_write_that_was_under_way_while_we_were_stopped_has_not_hung(tmp_path, said, monkeypatch):
+    gate, under_way = threading.Event(), threading.Event()
+
+    def write(path, data, mode):
+        under_way.set()
+        gate.wait(20)
+
+    monkeypatch.setattr(module, "write_atomically", write)
+    clock = [0.0]
+    writer = Writer(str(tmp_path), said.append, clock=lambda: clock[0])
+    writer.check()
+    writer.write("state.json", b"{}")
+    assert under_way.wait(10)
+    for now in (0.5, 40.0, 40.5, 41.0):
+        clock[0] = now
+        writer.check()
+    assert said == []
+    assert writer.root == str(tmp_path)
+    gate.set()
+    assert writer.flush(10)
 
 
 def test_a_failed_atomic_write_keeps_the_old_file(tmp_path):

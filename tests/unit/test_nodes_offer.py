@@ -8,7 +8,7 @@ import pytest
 from launchers import LONG_S, SECRET, Launcher, state
 
 from rankwatch.model import NodeReport, Want
-from rankwatch.monitor.nodes import questions, recorders
+from rankwatch.monitor.nodes import nudging, questions, recorders
 from rankwatch.monitor.nodes.connection import Connection, Names
 from rankwatch.monitor.nodes.delta import Receiver
 from rankwatch.monitor.nodes.offer import Offer
@@ -191,7 +191,7 @@ def test_a_nudge_reaches_the_judge(launcher):
     assert Offer.nudge(launcher.peer(), SECRET, 3, LONG_S) == ""
     assert Offer.nudge(launcher.peer(addresses=("127.0.0.9", "127.0.0.1")), SECRET, 4, LONG_S) == ""
     assert nudges == [3, 4]
-    assert "answers 401" in Offer.nudge(launcher.peer(), "another", 3, LONG_S)
+    assert nudging.REFUSES in Offer.nudge(launcher.peer(), "another", 3, LONG_S)
     assert Offer.nudge(launcher.peer(addresses=()), SECRET, 3, LONG_S) == "the judge has no address"
     assert get(launcher, "nudge")[0] == 400
     launcher.stop()

@@ -16,6 +16,7 @@ from launchers import LONG_S, SECRET, Launcher, Stranger, raw, says, silence, tr
 from rankwatch.model import NodeReport, Process, Want
 from rankwatch.monitor.nodes import pull, questions, schedule
 from rankwatch.monitor.nodes.connection import Names
+from rankwatch.monitor.nodes.peer import Peer
 from rankwatch.monitor.nodes.pull import Puller
 from rankwatch.monitor.nodes.pulled import Pulled
 
@@ -167,7 +168,8 @@ def test_the_next_address_is_tried_where_another_launcher_answers(start):
     node = pulled(launcher.peer(addresses=("127.0.0.1", "127.0.0.2")))
     once(node)
     assert node.problem == (f"another launcher answers at 127.0.0.1:{other.server.port}: this one has restarted, or the address is another machine's")
-    assert node.refused
+    assert node.replaced
+    assert not node.refused
     once(node)
     assert node.problem == ""
     assert node.state(0.0).address == f"127.0.0.2:{other.server.port}"
@@ -232,7 +234,8 @@ def test_a_node_whose_page_fails_is_told(start):
         (says(gzip.compress(bytes(9 << 20)), "Content-Encoding: gzip"), "ADDRESS answers with more than 8388608 bytes once unpacked"),
         (raw(b"\x16\x03\x01\x02\r\n\r\n"), "what answers at ADDRESS does not speak HTTP"),
         (says('{"schema": 1, "nonce": "nonce-2"}'), "its answer has no time 'mono'"),
-        (says('{"schema": 1, "nonce": "nonce-2", "mono": NaN, "wall": 1}'), "its answer has no time 'mono'"),
+        (says('{"schema": 1, "nonce": "nonce-2", "mono": NaN, "wall": 1}'), "ADDRESS answers with what is no JSON (ValueError)"),
+        (says('{"schema": 1, "nonce": "nonce-2", "mono": 1e400, "wall": 1}'), "its answer has no time 'mono'"),
         (says('{"schema": 1, "nonce": "nonce-2", "mono": true, "wall": 1}'), "its answer has no time 'mono'"),
         (says('{"schema": 1, "nonce": ["nonce-2"], "mono": 1.0, "wall": 1.0}'), None),
     ],
@@ -376,6 +379,34 @@ def test_a_last_word_about_living_processes_grows_old(start):
     node = pulled(launcher.peer())
     once(node)
     assert node.report(time.monotonic() + 3600.0).silent_ranks == (8, 9)
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_no_page_can_show_are_refused_and_the_node_is_well_again(start):
+    launcher = start()
+    launcher.put()
+    for wrong in ({"seq": 10**400}, {"ranks": {"8": {"rank": 8, "steps": -(10**400)}}}, {"ranks": {"8": {"rank": 8, "compile_totals": {"failures": 10**400}}}}):
+        stranger = start(answer_of(launcher, **wrong))
+        node = pulled(launcher.peer(port=stranger.port))
+        once(node)
+        assert "a number of at most 64 bits is wanted" in node.problem
+        node.peer = launcher.peer()
+        once(node)
+        assert node.problem == ""
+
+
+def test_an_event_that_no_file_can_hold_is_left_out(start):
+    launcher = start()
+    launcher.put()
+    events = [{"kind": "a", "rank": 8, "n": 1}, {"kind": "b", "rank": 8, "n": 10**30}, {"kind": "c", "rank": 8, "wall_ns": "now"}]
+    stranger = start(answer_of(launcher, events=events))
+    assert [event["kind"] for event in once(pulled(launcher.peer(port=stranger.port)))] == ["a"]
+    stranger = start(says(json.dumps({"schema": 1, "nonce": launcher.nonce, "mono": 1.0, "wall": 1.0, "events": [{"n": float("inf")}]})))
+    node = pulled(launcher.peer(port=stranger.port))
+    assert once(node) == []
+    assert node.problem.endswith("answers with what is no JSON (ValueError)")
 
 
 # -- the puller ----------------------------------------------------------------------------------------------------------------
@@ -656,10 +687,11 @@ def test_recorders_of_remote_ranks_are_fetched(start, slow_rounds):
 
 
 def test_recorders_can_be_asked_for_without_waiting(start, slow_rounds):
-    launcher, given = start(), threading.Event()
+    launcher, given, asked = start(), threading.Event(), threading.Event()
 
     def give(ranks):
         given.set()
+        asked.wait(LONG_S)
         return {rank: {"nccl": b"{}"} for rank in ranks}
 
     launcher.put()
@@ -667,6 +699,7 @@ def test_recorders_can_be_asked_for_without_waiting(start, slow_rounds):
     its = slow_rounds(launcher.peer())
     its.round()
     assert its.puller.recorders([8], 0.0) == {}
+    asked.set()
     assert given.wait(LONG_S)
     assert its.puller.recorders([8], LONG_S) == {8: {"nccl": b"{}"}}
 
@@ -724,3 +757,87 @@ def test_a_pull_under_way_is_cut_when_the_puller_stops(start, slow_rounds, monke
         if thread.name.startswith("rankwatch-pull"):
             thread.join(LONG_S / 2)
             assert not thread.is_alive()
+
+
+# -- launchers that --peers lists ------------------------------------------------------------------------------------------------
+
+
+def listed(launcher, number):
+    """As the list gives it: where it listens, nothing else."""
+    return Peer(number, "127.0.0.1", ("127.0.0.1",), launcher.server.port, "", "")
+
+
+def test_launchers_that_are_listed_say_which_group_rank_and_ranks_they_have(start, judge):
+    """The places in the list are others: c10d sorts addresses as texts."""
+    launchers = [start(group_rank=number, ranks=(8 * number, 8 * number + 1)) for number in (2, 3, 1)]
+    for launcher in launchers:
+        launcher.put(events=[{"kind": "compile", "rank": launcher.ranks[0]}])
+    its = judge(*(listed(launcher, number) for number, launcher in enumerate(launchers, 1)))
+    its.until(lambda: all(report.ranks for report in its.reports().values()))
+    assert {number: [rank.rank for rank in report.ranks] for number, report in its.reports().items()} == {1: [8, 9], 2: [16, 17], 3: [24, 25]}
+    assert [state.group_rank for state in its.puller.states()] == [1, 2, 3]
+    assert sorted(event["rank"] for event in its.puller.take_events()) == [8, 16, 24]
+
+
+def test_a_launcher_that_is_listed_is_nudged_by_its_own_group_rank(start, slow_rounds):
+    launchers = [start(group_rank=number, ranks=(8 * number,)) for number in (2, 1)]
+    for launcher in launchers:
+        launcher.put(steps=1)
+    its = slow_rounds(*(listed(launcher, number) for number, launcher in enumerate(launchers, 1)))
+    its.until(lambda: all(report.ranks for report in its.reports().values()))
+    launchers[0].put(steps=2)
+    its.puller.nudge(2)
+    its.until(lambda: its.reports()[2].ranks[0].steps == 2)
+
+
+@pytest.mark.parametrize(
+    ("group_rank", "ranks", "problem"),
+    [
+        (1, (16,), "it says that it is node 1, which 127.0.0.1 is"),
+        (2, (8, 16), "it speaks for rank 8 of another node"),
+        (2, (0, 1), "it speaks for ranks 0-1 of another node"),
+        (0, (16,), "it says that it is node 0 of 3"),
+        (77, (16,), "it says that it is node 77 of 3"),
+    ],
+)
+def test_no_launcher_that_is_listed_takes_the_place_of_another_one(start, judge, group_rank, ranks, problem):
+    first, second = start(group_rank=1, ranks=(8,)), start(group_rank=group_rank, ranks=ranks)
+    first.put()
+    its = judge(listed(first, 1), listed(second, 2), own_ranks=(0, 1))
+    its.until(lambda: its.reports()[1].ranks)
+    second.put()
+    its.until(lambda: its.puller.states()[1].problem == problem)
+    assert [rank.rank for rank in its.reports()[1].ranks] == [8]
+    assert its.reports()[2].ranks == ()
+
+
+def test_the_judge_does_not_ask_itself(start, judge):
+    """Its own line is not known where its machine has other addresses than those that are listed."""
+    itself, other = start(group_rank=0), start(group_rank=1)
+    itself.offer.judges = True
+    other.put()
+    its = judge(listed(itself, 2), listed(other, 1))
+    its.until(lambda: len(its.puller.states()) == 1 and its.reports()[1].ranks)
+    its.puller.set_peers([listed(itself, 2), listed(other, 1)])
+    assert [state.node for state in its.puller.states()] == ["127.0.0.1"]
+    assert itself.offer.asked_at is None
+
+
+def test_another_jobs_launcher_is_no_node_of_this_one(start, judge):
+    launcher, refused = start(secret="of another job"), threading.Event()
+    launcher.put()
+    its = judge(listed(launcher, 1), refusal="it is another job's launcher")
+    its.puller.on_refused = refused.set
+    assert refused.wait(LONG_S)
+    assert its.reports()[1].ranks == ()
+    assert its.puller.states()[0].problem == f"127.0.0.1:{launcher.server.port} refuses this judge's secret: it is another job's launcher"
+
+
+def test_members_are_told_which_line_is_the_judges(start, judge):
+    launcher, told = start(), queue.Queue()
+    launcher.offer.on_judge_line = told.put
+    launcher.put()
+    its = judge()
+    its.puller.line = 4
+    its.puller.set_peers([listed(launcher, 1)])
+    assert told.get(timeout=LONG_S) == 4

@@ -153,6 +153,12 @@ def test_a_redirect_is_not_followed():
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("location", ["http://[::1", "//[x]/y", ""])
+def test_a_redirect_to_no_address_is_a_redirect(location):
+    with server(302, headers=[("Location", location)]) as (url, _seen):
+        assert str(refused(url)) == "HTTP 302: it redirects to elsewhere, which is not followed; give the address that answers"
+
+
 def test_nobody_there_is_said_in_words():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -177,6 +183,75 @@ def test_one_that_answers_a_byte_at_a_time_is_left_at_the_deadline():
 
     with raw(drip) as url, pytest.raises(NotTaken, match=r"no answer within 0\.5 s"):
         post.post(target(url), b"{}", 0.5)
+
+
+def test_a_body_that_comes_a_byte_at_a_time_is_left_at_the_deadline():
+    sent = []
+
+    def drip(connection, over):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 4000\r\n\r\n")
+        while not over.wait(0.02):
+            try:
+                connection.sendall(b"x")
+            except OSError:
+                return
+            sent.append(1)
+
+    with raw(drip) as url, pytest.raises(NotTaken, match=r"no answer within 0\.5 s"):
+        post.post(target(url), b"{}", 0.5)
+    assert len(sent) < 4000, "the body was waited for"
+
+
+class Guard:
+    """The timer of a post: its time comes when the test says so."""
+
+    made: Guard
+
+    def __init__(self, _after_s, function, arguments):
+        self.fire = lambda: function(*arguments)
+        Guard.made = self
+
+    def start(self):
+        pass
+
+    def cancel(self):
+        pass
+
+
+def test_a_tls_handshake_that_does_not_end_is_cut_at_the_deadline(monkeypatch):
+    monkeypatch.setattr(post.threading, "Timer", Guard)
+    rest = []
+
+    def shake(connection, _over):
+        connection.settimeout(10)
+        connection.recv(4096)  # the ClientHello
+        connection.sendall(b"\x16\x03\x03\x40\x00")  # a record of 16 KiB that never comes
+        Guard.made.fire()
+        try:
+            rest.append(connection.recv(1))
+        except TimeoutError:
+            rest.append("open")
+
+    with raw(shake) as url, pytest.raises(NotTaken, match="no answer within 20 s"):
+        post.post(target(url.replace("http:", "https:")), b"{}", 20.0)
+    assert rest == [b""]
+
+
+def test_a_deadline_that_passes_before_the_handshake_is_kept(monkeypatch):
+    """Nothing is there to be cut while a plain socket becomes one of TLS."""
+    monkeypatch.setattr(post.threading, "Timer", Guard)
+    monkeypatch.setattr(post.socket.socket, "shutdown", lambda _socket, _how: None)
+    real = post.socket.create_connection
+
+    def connect(*arguments, **more):
+        Guard.made.fire()
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(post.socket, "create_connection", connect)
+    sent = []
+    with raw(lambda connection, _over: sent.append(connection.recv(1))) as url, pytest.raises(NotTaken, match="no answer within 20 s"):
+        post.post(target(url.replace("http:", "https:")), b"{}", 20.0)
+    assert sent == [b""]
 
 
 def test_rubbish_is_no_answer():

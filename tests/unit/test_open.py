@@ -45,10 +45,42 @@ def test_a_page_that_is_served_to_others_needs_no_ssh(launcher, capsys):
     assert "ssh" not in capsys.readouterr().out
 
 
+def test_where_people_are_told_another_address_the_real_one_is_printed_with_its_ssh_line(launcher, capsys):
+    launcher.state["run"]["status_url"] = "https://pages.example/rankwatch/777-out/"
+    launcher.info["served_at"] = "http://127.0.0.1:27436"
+    assert cli.main(["open"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "page   https://pages.example/rankwatch/777-out/",
+        "live   http://127.0.0.1:27436 on node0000",
+        "token  in /home/alice/token: as the password of any user",
+        "from your machine: ssh -N -L 27436:127.0.0.1:27436 alice@node0000",
+        "                   then open http://127.0.0.1:27436",
+    ]
+    assert cli.main(["open", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["link"], found["served_at"], found["port"]) == ("https://pages.example/rankwatch/777-out/", "http://127.0.0.1:27436", 27436)
+
+
+def test_the_state_of_a_job_of_this_machine_is_asked_of_its_launcher_whatever_address_people_are_told(launcher, capsys):
+    launcher.state["run"]["status_url"] = "https://pages.example/rankwatch/777-out/"
+    launcher.write_run()
+    cli.main(["status", str(launcher.run_dir)])
+    assert {"do": "state"} in launcher.asked
+
+
 def test_a_member_names_where_the_whole_job_is_judged(launcher, capsys):
     launcher.info["judge"] = "http://node0000:27435"
     assert cli.main(["open"]) == 0
     assert "this node's ranks only; the whole job: http://node0000:27435" in capsys.readouterr().out
+
+
+def test_the_page_of_the_whole_job_on_another_machine_comes_with_its_own_ssh_line(launcher, capsys):
+    launcher.info["judge"] = "worker-0 (http://127.0.0.1:27436 there)"
+    assert cli.main(["open"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "this node's ranks only; the whole job: worker-0 (http://127.0.0.1:27436 there)",
+        "                   from your machine: ssh -N -L 27436:127.0.0.1:27436 alice@worker-0",
+    ]
 
 
 def test_a_job_without_a_page_is_3(launcher, capsys):

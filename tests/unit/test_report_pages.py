@@ -30,6 +30,17 @@ def test_a_page_of_a_few_ranks_is_small_and_loads_nothing(build):
     assert rendered.startswith("<!doctype html>")
 
 
+def test_an_incident_links_to_the_jobs_status_page_where_there_is_one():
+    document = incident.to_json(build_status.stuck_status().open_incidents[0], build_status.stuck_status())
+    assert '<a href="../../index.html">job 48213</a>' in page.render(document)
+    assert "../../" not in page.render(document, home="")
+
+
+def test_a_status_page_in_the_archive_links_to_no_file_that_stays_behind():
+    assert 'href="run.json"' in status.render(build_status.stuck_status(), live=False)
+    assert "run.json" not in status.render(build_status.stuck_status(), live=False, files=False)
+
+
 def test_long_stacks_do_not_blow_the_page_up():
     rendered = page_of(with_long_stacks(build_status.stuck_status()))
     assert len(rendered) < 300_000

@@ -79,6 +79,26 @@ def test_a_file_that_somebody_has_removed_comes_again(tmp_path):
     assert not path.exists()
 
 
+def test_what_an_earlier_launcher_of_the_same_port_has_left_is_written_anew(tmp_path):
+    path = tmp_path / "rankwatch_48213_node05_27435.json"
+    path.write_text('[{"targets": ["10.9.9.9:27435"], "labels": {}}]')
+    target, _said = started(tmp_path)
+    until(lambda: Guard.made)
+    assert json.loads(path.read_text())[0]["targets"] == ["node05:27435"]
+    target.stop()
+
+
+def test_the_file_is_written_once_and_renewed_afterwards(tmp_path, monkeypatch):
+    written, renewed = [], []
+    real_replace, real_renew = target_file.replace_file, target_file.files.renew
+    monkeypatch.setattr(target_file, "replace_file", lambda path, data: written.append(path) or real_replace(path, data))
+    monkeypatch.setattr(target_file.files, "renew", lambda path: renewed.append(path) or real_renew(path))
+    target, _said = started(tmp_path, refresh_s=0.01)
+    until(lambda: len(renewed) >= 3)
+    target.stop()
+    assert len(written) == 1
+
+
 @pytest.mark.parametrize("judges", [True, False])
 def test_only_a_launcher_that_judges_clears_away_what_others_have_left(tmp_path, judges):
     left, young = tmp_path / "rankwatch_1_dead_1.json", tmp_path / "rankwatch_1_young_1.json"

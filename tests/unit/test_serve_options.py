@@ -66,6 +66,7 @@ def test_the_default_is_loopback_without_a_token(start, tmp_path):
     assert load(environ={}, files=()).listen == "127.0.0.1:27435"
     web, said = start(listen="127.0.0.1:0")
     assert (get(f"{web.url}/healthz")[0], said) == (200, [])
+    assert web.token_at == ""
     assert not (tmp_path / "token").exists()
 
 
@@ -75,6 +76,7 @@ def test_beyond_loopback_a_run_draws_a_token_and_tells_who_comes_without_it_wher
     path = tmp_path / "token"
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert said == [f"the status page asks for the token in {path} (as Bearer, or as the password of any user)"]
+    assert web.token_at == str(path)
     token = path.read_text().strip()
     code, answer = get(f"{url}/api/v1/state")
     assert code == 401
@@ -100,6 +102,7 @@ def test_a_given_token_is_used_and_none_is_drawn(start, tmp_path):
     assert said == []
     assert not (tmp_path / "token").exists()
     assert web.url
+    assert web.token_at == str(tmp_path / "mine")
 
 
 def test_pages_are_served_by_https_with_a_certificate(start, pem):

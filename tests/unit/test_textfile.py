@@ -32,6 +32,13 @@ def test_it_holds_what_a_scrape_shows_and_is_readable_for_all(tmp_path):
     assert ("rankwatch_rank_stuck", "1", 1.0) in {(sample.name, sample.labels.get("rank"), sample.value) for sample in samples}
 
 
+@pytest.mark.parametrize("node", ["a\nb 1", "a\r\x0b\u2028b", "kn\u00f6ten", "\udcff"])
+def test_a_node_of_any_name_leaves_a_file_that_can_be_parsed(tmp_path, node):
+    path = written(tmp_path, build_status.stuck_status(job=build_status.job(node=node)))
+    assert path.read_bytes().split(b"\n")[1].startswith(b"# HELP ")
+    assert list(parse_text(path.read_text()))
+
+
 def test_the_last_one_says_that_it_is_the_last(tmp_path):
     failed = build_status.crashed_status(state="failed", exit_code=1)
     path = written(tmp_path, failed, final=True)

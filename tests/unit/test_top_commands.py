@@ -1,15 +1,19 @@
 """`rankwatch top` into a pipe and `rankwatch status`: which job is meant, what is printed, what the exit code says."""
 
 import json
+import os
 import shutil
+import socket
 import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from build_pictures import stuck
 from control_fakes import FakeLauncher
 
 from rankwatch import cli
-from rankwatch.commands import top
+from rankwatch.commands import status, top
 from rankwatch.commands.live import running, source
 
 
@@ -53,6 +57,11 @@ class TestWhichJob:
             assert "2 jobs of yours run on this machine; name one: " in capsys.readouterr().err
             (tmp_path / "rankwatch-runs" / "latest").symlink_to("other")
             assert cli.main(["status"]) == 0
+
+    def test_of_very_many_some_are_named_and_the_rest_is_counted(self, tmp_path):
+        many = [running.Launcher(f"/s/{n}", {"run": {"run_dir": f"/r/{n}"}}) for n in range(10)]
+        with pytest.raises(source.Misused, match=r"10 jobs of yours run on this machine; name one: /r/0, .*, /r/7 and 2 more: rankwatch ls"):
+            source.only(many, str(tmp_path / "latest"))
 
     def test_where_none_runs_and_none_ran_it_is_3(self, place, capsys):
         assert cli.main(["status"]) == 3
@@ -111,6 +120,139 @@ class TestStatus:
     def test_a_status_address_where_nobody_is_is_3(self, place, capsys):
         assert cli.main(["status", "http://127.0.0.1:1"]) == 3
         assert "nobody answers: " in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("changes", "code"),
+        [
+            ({}, 0),
+            ({"state": "failed"}, 3),
+            ({"state": [1]}, 3),
+            ({"state": float("nan")}, 3),
+            ({"state": "fine"}, 3),
+            ({"state": None}, 3),
+            ({"incidents": {"open": [{"verdict": "slow"}], "closed": []}}, 0),
+            ({"incidents": {"open": [{"verdict": [1]}], "closed": []}}, 3),
+            ({"incidents": {"open": [7], "closed": []}}, 3),
+            ({"incidents": {"open": 7, "closed": []}}, 3),
+            ({"incidents": [1]}, 3),
+        ],
+    )
+    def test_what_it_does_not_know_is_not_fine(self, changes, code):
+        assert status.verdict_code(healthy() | changes) == code
+
+
+@pytest.fixture
+def server(place, monkeypatch):
+    """A status address: gives `body`, after a 401 where `token` is not what came; `asked` holds what was."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            http.asked.append(self.headers.get("Authorization"))
+            refused = http.token and http.asked[-1] != f"Bearer {http.token}"
+            self.send_response(401 if refused else 200)
+            self.end_headers()
+            self.wfile.write(b"" if refused else http.body)
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.asked, http.token, http.body = [], "", json.dumps(healthy()).encode()
+        http.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield http
+        http.shutdown()
+        thread.join()
+
+
+class TestAStatusAddress:
+    @pytest.mark.parametrize(
+        ("body", "why"),
+        [
+            (b"<html>", "it answers something that is no JSON; is this the status address of a launcher?"),
+            (b"\xff\xfe\xfd", "it answers something that is no JSON"),
+            (b"{}", "what answers there is no rankwatch"),
+            (b'{"run": {}, "state": "running", "step_s": NaN}', "what answers there is no rankwatch: its state has numbers that JSON does not have"),
+        ],
+    )
+    def test_what_is_no_state_is_named_with_its_address(self, server, capsys, body, why):
+        server.body = body
+        assert cli.main(["status", server.url]) == 3
+        assert f"[rankwatch] {server.url}: {why}" in capsys.readouterr().err
+
+    def test_one_that_was_typed_gets_the_token(self, server, tmp_path):
+        (tmp_path / "token").write_text("s3cret")
+        server.token = "s3cret"
+        assert cli.main(["--token-file", str(tmp_path / "token"), "status", "--json", server.url]) == 0
+        assert server.asked == ["Bearer s3cret"]
+
+
+class TestAnAddressThatNobodyTyped:
+    """run.json of another node's run names it; whoever may write there could have named any."""
+
+    @pytest.fixture
+    def asked(self, server, tmp_path, monkeypatch):
+        """The run of node05, whose name leads to the server here; (exit code, what is said, what was sent) of `rankwatch status RUN_DIR`."""
+        real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **how: real("127.0.0.1", *more, **how))
+        monkeypatch.setattr(source, "_loopback", lambda _url: False)
+        (tmp_path / "token").write_text("s3cret")
+        server.token = "s3cret"
+        run = tmp_path / "run"
+        run.mkdir(mode=0o700)
+
+        def ask(capsys, host="node05", change=lambda _run: None):
+            doc = {"status_url": f"http://{host}:{server.server_port}", "node": "node05", "ended_at": None, "state": "running"}
+            (run / "run.json").write_text(json.dumps(doc))
+            (run / "run.json").chmod(0o600)
+            change(run)
+            code = cli.main(["--token-file", str(tmp_path / "token"), "status", "--json", str(run)])
+            return code, capsys.readouterr().err, server.asked
+
+        return ask
+
+    def test_the_runs_own_node_gets_the_token_where_only_this_user_writes_the_run(self, asked, capsys):
+        assert asked(capsys) == (0, "", ["Bearer s3cret"])
+
+    @pytest.mark.parametrize("host", ["evil.example", "node05.evil.example", "127.0.0.1"])
+    def test_another_host_is_asked_without_it(self, asked, capsys, host):
+        code, said, sent = asked(capsys, host)
+        assert (code, sent) == (3, [None])
+        assert f"run.json names {host}, and the run is of node05; if it is right, ask it by name: rankwatch --token-file " in said
+        assert f"/token status http://{host}:" in said
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            (lambda run: run.chmod(0o770), "which others may write (mode 0770)"),
+            (lambda run: run.chmod(0o1777), "which others may write (mode 1777)"),
+            (lambda run: (run / "run.json").chmod(0o660), "run.json, which others may write (mode 0660)"),
+        ],
+    )
+    def test_a_run_that_others_may_write_gives_nobody_the_token(self, asked, capsys, change, why):
+        code, said, sent = asked(capsys, change=change)
+        assert (code, sent) == (3, [None])
+        assert "it asks for a token; none is sent there, since the address comes from /" in said
+        assert why in said
+
+    def test_a_run_of_another_user_gives_nobody_the_token(self, asked, capsys, monkeypatch):
+        real = os.stat
+
+        def of_another(path, **how):
+            found = real(path, **how)
+            return os.stat_result((*found[:4], 4242, *found[5:])) if str(path).endswith("/run.json") else found
+
+        code, said, sent = asked(capsys, change=lambda _run: monkeypatch.setattr(source.os, "stat", of_another))
+        assert (code, sent) == (3, [None])
+        assert "run.json, which is another user's (uid 4242)" in said
+
+    def test_an_address_is_said_as_one_word_of_a_shell(self):
+        options = cli.load([], environ={}, files=())
+        assert source._with_token("http://a/$(rm x)\n;b", options).endswith("--token-file FILE status 'http://a/$(rm x) ;b'")
 
 
 class TestTopIntoAPipe:

@@ -13,6 +13,7 @@ from rankwatch import shown
 from rankwatch.commands.live import rank_grid, tables
 from rankwatch.commands.live.styled import Line, Part, fit, line, plain, text_of
 from rankwatch.model import PAGING
+from rankwatch.report import outcome
 from rankwatch.wire.ranks import MOST_RANKS, expand
 
 PLAIN_WIDTH = 100
@@ -70,8 +71,11 @@ def _fitted(blocks: list[list[Line]], room: int) -> list[list[Line]]:
 def _head(state: Mapping[str, Any], width: int) -> Line:
     run = tables.mapping(state.get("run"))
     world, nodes = tables.whole(run.get("world_size")), tables.whole(run.get("nnodes"))
-    said = text_of(state.get("state") or "?", 12)
+    said = text_of(outcome.word(state), 16)
+    over = state.get("state") in outcome.OVER
     parts: list[str] = [f"job {text_of(run.get('job_id'), 30)}"]
+    if said == outcome.ENDED:
+        parts.append(f"by {text_of(state.get('ended_by'), 12)}")
     if world:
         parts.append(f"{shown.plural(world, 'rank')} on {shown.plural(nodes or 1, 'node')}")
     seen = tables.whole(state.get("ranks_seen"))
@@ -79,7 +83,7 @@ def _head(state: Mapping[str, Any], width: int) -> Line:
         parts.append(f"{seen} seen")
     as_of, started = tables.number(state.get("as_of")), tables.number(run.get("started_at"))
     if as_of is not None and started is not None:
-        parts.append(f"{'lasted' if said in ('done', 'failed') else 'for'} {shown.duration(as_of - started)}")
+        parts.append(f"{'lasted' if over else 'for'} {shown.duration(as_of - started)}")
     low, high = tables.whole(state.get("steps_min")), tables.whole(state.get("steps_max"))
     if high:
         parts.append(f"step {high}" if low == high else f"steps {low}-{high}")
@@ -88,14 +92,14 @@ def _head(state: Mapping[str, Any], width: int) -> Line:
         parts.append(f"{step_s:.3g} s/step")
     if tables.whole(state.get("restarts")):
         parts.append(shown.plural(int(state["restarts"]), "restart"))
-    style = "bad" if said in ("stuck", "failed") else "good" if said in ("running", "done") else "warn"
+    style = "bad" if said in PAGING else "good" if said in ("running", "done", outcome.ENDED) else "warn"
     clock = f"  {shown.utc(as_of, date=False)}" if as_of is not None else ""
     room = max(10, width - len(said) - 2 - len(clock))
     while len(parts) > 1 and len("  ".join(parts)) > room:
         parts.pop()
     words = fit("  ".join(parts), room)
     gap = " " * max(0, width - len(said) - 2 - len(words) - len(clock))
-    return line((said.upper(), f"{style} bold"), "  ", (words, "bold"), gap + clock)
+    return line((said.upper().replace("_", " "), f"{style} bold"), "  ", (words, "bold"), gap + clock)
 
 
 def _trouble(state: Mapping[str, Any], width: int, rows: int) -> list[Line]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankwatch.launcher.slots import PREFIX, standard_places
+from rankwatch.report import moved
 from rankwatch.report.documents import load
 from rankwatch.serve.control import NAME, ControlError, ask
 
@@ -53,15 +54,16 @@ def launchers(places: Sequence[str] | None = None) -> list[Launcher]:
 def at(run_dir: str) -> Launcher | None:
     """The launcher of this machine that writes this run directory: as control.json there says, else as the launchers say."""
     try:
-        doc = load(os.path.join(run_dir, FILE), {"socket": "text", "node": "text", "pid": "number"})
+        doc = load(moved.newest(run_dir, FILE), {"socket": "text", "node": "text", "pid": "number"})
     except (OSError, ValueError):
         doc = {}
     if doc.get("node") == socket.gethostname() and doc.get("socket"):
         launcher = _asked(str(doc["socket"]), INFO_S)
         if launcher is not None and launcher.info.get("pid") == doc.get("pid"):
             return launcher
-    wanted = os.path.realpath(run_dir)
-    return next((launcher for launcher in launchers() if launcher.run_dir and os.path.realpath(launcher.run_dir) == wanted), None)
+    later = moved.of(run_dir)
+    wanted = {os.path.realpath(place) for place in (run_dir, *((later.path,) if later is not None and later.here else ()))}
+    return next((launcher for launcher in launchers() if launcher.run_dir and os.path.realpath(launcher.run_dir) in wanted), None)
 
 
 def sockets(places: Sequence[str] | None = None) -> list[str]:

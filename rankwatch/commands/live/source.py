@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import socket
+import stat
 import time
+import urllib.error
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from rankwatch import shown
-from rankwatch.commands.fetch import document, is_url
+from rankwatch.cli import say
+from rankwatch.commands import node_runs
+from rankwatch.commands.fetch import document, is_url, why
 from rankwatch.commands.live import running
 from rankwatch.config import RUNS, Options
 from rankwatch.launcher.rundir import LATEST
+from rankwatch.report import moved, outcome
 from rankwatch.report.documents import RUN, load
 from rankwatch.serve.control import ControlError, ask
 from rankwatch.serve.token import read_token
@@ -104,21 +112,26 @@ class Here:
 
 
 class There:
-    """A status address."""
+    """A status address. untold: what to say where it asks for a token that is not sent there."""
 
-    def __init__(self, url: str, token: str = "") -> None:
-        self.name = url
+    def __init__(self, url: str, token: str = "", untold: str = "") -> None:
+        self.name = shown.one_line(url)
         self._url = url.rstrip("/").removesuffix(STATE_ROUTE)
         self._token = token
+        self._untold = untold
         self._compiles = Compiles(self._fetch_compiles)
 
     def take(self, compiles: bool = True) -> Picture:
         try:
             state = _checked(document(self._url, STATE_ROUTE, self._token, ANSWER_S))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise Lost("it answers something that is no JSON; is this the status address of a launcher?") from None
         except ValueError as error:
+            if self._untold and isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 401:
+                raise Lost(f"it asks for a token; {self._untold}") from None
             raise Lost(str(error)) from None
         except OSError as error:
-            raise Lost(f"nobody answers: {getattr(error, 'reason', None) or error.strerror or error}") from None
+            raise Lost(f"nobody answers: {why(error)}") from None
         return Picture(state, self._compiles.of(state) if compiles else {}, state.get("state") in ("done", "failed"))
 
     def _fetch_compiles(self) -> dict[str, Any]:
@@ -138,9 +151,9 @@ class Files:
 
     def take(self, compiles: bool = True) -> Picture:  # noqa: ARG002 - compile.json of a run that is over is `rankwatch compile`'s
         try:
-            doc = load(os.path.join(self._run_dir, "run.json"), RUN)
+            doc = load(moved.newest(self._run_dir, "run.json"), RUN)
         except (OSError, ValueError) as error:
-            raise Lost(f"{self._run_dir}/run.json cannot be read: {error}", gone=True) from None
+            raise Lost(f"run.json cannot be read: {error}", gone=True) from None
         return Picture(state_of_run(doc), over=True)
 
 
@@ -148,13 +161,14 @@ def state_of_run(doc: dict[str, Any]) -> dict[str, Any]:
     """run.json as a state document: of what it does not hold the keys are missing."""
     ended, code = doc.get("ended_at"), doc.get("exit_code")
     incidents = [row for row in doc.get("incidents") or () if isinstance(row, dict)]
-    over = ended is not None
-    said = f"The job has ended with {shown.exit_words(code)}." if over else "No launcher answers and no end is recorded: it was killed, or runs elsewhere."
+    over, ended_by = ended is not None, shown.one_line(doc.get("ended_by") or "")
+    said = outcome.sentence(code, ended_by) if over else "No launcher answers and no end is recorded: it was killed, or runs elsewhere."
     keys = ("job_id", "run_dir", "command", "node", "world_size", "nnodes", "attempt", "started_at")
     return {
         "state": doc.get("state") if over else "unknown",
         "headline": said,
         "exit_code": code,
+        "ended_by": ended_by,
         "as_of": ended,
         "restarts": doc.get("restarts"),
         "waiting": doc.get("waiting"),
@@ -194,6 +208,9 @@ def launcher_of(given: str | None, options: Options) -> running.Launcher:
         return launcher
     if not os.path.isdir(wanted):
         raise Misused(f"{wanted} is no directory; name the run directory of a job that runs here")
+    wanted = _of_this_node(wanted)
+    if word := moved.words(wanted):
+        say(word)
     launcher = running.at(wanted)
     if launcher is None:
         raise Nothing(_nobody(wanted))
@@ -207,7 +224,8 @@ def only(found: Sequence[running.Launcher], latest: str) -> running.Launcher | N
         chosen = [launcher for launcher in found if launcher.run_dir and os.path.realpath(launcher.run_dir) == newest]
         if not chosen:
             names = ", ".join(shown.one_line(launcher.run_dir or launcher.socket) for launcher in found[:8])
-            raise Misused(f"{len(found)} jobs of yours run on this machine; name one: {names}")
+            more = f" and {len(found) - 8} more: rankwatch ls" if len(found) > 8 else ""
+            raise Misused(f"{len(found)} jobs of yours run on this machine; name one: {names}{more}")
         found = chosen
     return found[0] if found else None
 
@@ -215,23 +233,63 @@ def only(found: Sequence[running.Launcher], latest: str) -> running.Launcher | N
 def _in_directory(path: str, options: Options) -> Source:
     if not os.path.isdir(path):
         raise Misused(f"{path} is no directory; name a run directory, or a running job's status address such as http://127.0.0.1:27435")
+    path = _of_this_node(path)
+    if word := moved.words(path):
+        say(word)
     launcher = running.at(path)
     if launcher is not None:
         return Here(launcher.socket, launcher.run_dir or path)
     try:
-        doc = load(os.path.join(path, "run.json"), RUN)
+        file = moved.newest(path, "run.json")
+        doc = load(file, RUN)
     except (OSError, ValueError) as error:
         raise Nothing(f"{path} is no run: run.json cannot be read ({getattr(error, 'strerror', None) or error})") from None
     url = str(doc.get("status_url") or "")
     if doc.get("ended_at") is None and doc.get("node") != socket.gethostname() and is_url(url) and not _loopback(url):
-        return There(url, _token(options))
+        strange = _strange(path, file, doc, url)
+        return There(url, "" if strange else _token(options), f"{strange}; {_with_token(url, options)}" if strange else "")
     return Files(path)
+
+
+def _of_this_node(path: str) -> str:
+    """The run that a directory means: itself, or what a node other than the first keeps in it; of several the one whose launcher runs here."""
+    try:
+        place = node_runs.meant(path)
+    except node_runs.Several as error:
+        here = [each for each in node_runs.within(path) if running.at(each) is not None]
+        if len(here) != 1:
+            raise Misused(str(error)) from None
+        place = here[0]
+    if place != path:
+        say(node_runs.words(place))
+    return place
+
+
+def _strange(path: str, file: str, doc: Mapping[str, Any], url: str) -> str:
+    """Why the token is not sent to an address that nobody has typed, "" where it is. It is from `doc`, the run.json in `file` of the run directory `path`."""
+    for place in (path, os.path.dirname(file), file):
+        try:
+            status = os.stat(place)
+        except OSError as error:
+            return f"none is sent there, since {place} cannot be looked at ({error.strerror or error})"
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"none is sent there, since the address comes from {place}, which is another user's (uid {status.st_uid})"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"none is sent there, since the address comes from {place}, which others may write (mode {stat.S_IMODE(status.st_mode):04o})"
+    host, node = _host(url), str(doc.get("node") or "").lower()
+    if host not in (node, socket.gethostname().lower()):
+        return f"none is sent there, since {path}/run.json names {shown.one_line(host)}, and the run is of {shown.one_line(node) or 'no known node'}"
+    return ""
+
+
+def _with_token(url: str, options: Options) -> str:
+    return f"if it is right, ask it by name: rankwatch --token-file {shlex.quote(options.token_file or 'FILE')} status {shlex.quote(shown.one_line(url))}"
 
 
 def _nobody(path: str) -> str:
     """Why no launcher here answers for a run directory."""
     try:
-        doc = load(os.path.join(path, "run.json"), RUN)
+        doc = load(moved.newest(path, "run.json"), RUN)
     except (OSError, ValueError):
         return f"{path} is no run directory: it has no readable run.json"
     if doc.get("ended_at") is not None:
@@ -243,13 +301,16 @@ def _nobody(path: str) -> str:
 
 
 def _loopback(url: str) -> bool:
-    from urllib.parse import urlsplit
+    host = _host(url)
+    return host in ("", "localhost", "::1") or host.startswith("127.")
 
+
+def _host(url: str) -> str:
+    """The host that an address names, in small letters; "" where it names none."""
     try:
-        host = urlsplit(url).hostname or ""
+        return urlsplit(url).hostname or ""
     except ValueError:
-        return True
-    return host in ("localhost", "::1") or host.startswith("127.")
+        return ""
 
 
 def _token(options: Options) -> str:
@@ -264,4 +325,8 @@ def _token(options: Options) -> str:
 def _checked(doc: object) -> dict[str, Any]:
     if not isinstance(doc, dict) or not isinstance(doc.get("run"), dict):
         raise Lost("what answers there is no rankwatch: its state has no run")
+    try:
+        json.dumps(doc, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise Lost("what answers there is no rankwatch: its state has numbers that JSON does not have") from None
     return doc
