@@ -17,36 +17,31 @@ from typing import Any
 from rankwatch import stderr
 from rankwatch.config import RUNS, Options
 from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, RankState, Status, Verdict, Want
-from rankwatch.monitor import failure, heap, published, termination_log
+from rankwatch.monitor import failure, heap, published
 from rankwatch.monitor.action import ExitRequest
 from rankwatch.monitor.announce import Announcer, Out
-from rankwatch.monitor.archive import Archive
 from rankwatch.monitor.capabilities import settled
 from rankwatch.monitor.cases import Cases
 from rankwatch.monitor.command import IncidentCommand
 from rankwatch.monitor.compile_watch import CompileWatch
 from rankwatch.monitor.diagnose import State, diagnose, ledger, repeats
-from rankwatch.monitor.end_waits import ARCHIVE_WAIT_S, MESSAGES_WAIT_S, NODE_FILES_WAIT_S, end_wait_s
 from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.exits import ExitWatch
 from rankwatch.monitor.files import RunFiles
 from rankwatch.monitor.gathering import Gathering
-from rankwatch.monitor.node_files import NodeFiles
 from rankwatch.monitor.nodes import leavers
 from rankwatch.monitor.nodes.together import FINAL_WAIT_S, Directory, Together
 from rankwatch.monitor.numerics import Numerics, records_of
 from rankwatch.monitor.on_demand import Found, OnDemand
 from rankwatch.monitor.on_stuck import OnStuck
+from rankwatch.monitor.outside import Outside
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.reader import Reader
 from rankwatch.monitor.second_opinions import SecondOpinions
 from rankwatch.monitor.stacks import StackCapture
-from rankwatch.monitor.target_file import TargetFile
 from rankwatch.monitor.web import Web
 from rankwatch.monitor.workers import Workers
 from rankwatch.monitor.writer import Writer
-from rankwatch.notify.direct import Direct
-from rankwatch.report import archive as archive_names
 
 POLL_S = 0.5
 POLL_OPEN_S = 0.25
@@ -76,24 +71,17 @@ class Monitor:
         self._limits = limits
         self._announcer = Announcer(out if out is not None else stderr.current(), options.log_format, limits.blind_after_s)
         self._writer = Writer(job.run_dir, self._announcer.notice)
-        self._archive_names = archive_names.run_names(job.job_id, job.run_dir, job.started_wall_at, os.urandom(3).hex())
-        self._archive = Archive(options.archive_dir, self._archive_names[0], self._announcer.notice) if options.archive_dir else None
-        self._external_url = options.external_url
-        self._end_wait_s = end_wait_s(options)
-        self._files = RunFiles(self._writer, archive=self._archive)
+        self._outside = Outside(options, job, self._shown, self._served_at, self._announcer.notice)
+        self._files = RunFiles(self._writer, archive=self._outside.archive)
         self._capture = StackCapture()
         self._evidence = Evidence(self._capture)
         self._opinions = SecondOpinions(os.environ, options.no_probe)
         self._command = IncidentCommand(options.on_incident, self._announcer.notice)
-        self._direct = Direct(options, self._announcer.notice)
-        self._cases = Cases(self._files, self._announcer, self._command, self._evidence, self._direct)
+        self._cases = Cases(self._files, self._announcer, self._command, self._evidence, self._outside.direct)
         self._web = Web(options, self._files, self._shown, self._announcer.notice)
-        self._node_files = NodeFiles(options, self._shown, self._announcer.notice)
         self._on_demand = OnDemand(
             self._shown, self._find_asked, self._capture, self._files, self._announcer.notice, lambda: self._web.token_at, self._served_at
         )
-        self._target = TargetFile.of(options, self._served_at, self._announcer.notice)
-        self._termination_log = options.termination_log
         self._exits = ExitWatch(self._on_exit)
         self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._reader: Reader | None = None
@@ -162,7 +150,7 @@ class Monitor:
         short = time.monotonic() - self._started_at < SHORT_JOB_S
         wait_s = SHORT_JOB_WAIT_S if short else STOP_WAIT_S[exit_code == 0]
         until = time.monotonic() + wait_s
-        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S + self._end_wait_s)
+        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S + self._outside.end_wait_s)
         self._running = False
 
     def _send(self, do: Callable[[], None], wait_s: float = 0.0) -> None:
@@ -375,19 +363,18 @@ class Monitor:
             last_poll_s=took_s,
             cpu_s=time.process_time() - self._cpu_at_start_s,
             events_lost=sum(rank.events_lost for rank in snapshot.ranks().values()),
-            writes_dropped=self._writer.dropped + self._node_files.failed,
+            writes_dropped=self._writer.dropped + self._outside.failed,
             stack_dumps=dict(self._capture.counts),
             last_stack_dump_s=self._capture.last_s,
             store_calls=self._store[0],
             store_bytes=self._store[1],
-            notifications={**self._direct.counts, **self._command.counts},
+            notifications={**self._outside.direct.counts, **self._command.counts},
         )
         self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._files.home, self._evidence.self_test)
         capabilities = {**self.status.job.capabilities, **self._opinions.capabilities()}
         if self._together is not None and self._together.judges:
             capabilities["nodes"] = self._together.problem or "ok"
-        failed = self._archive is not None and self._archive.failed
-        self.status = replace(self.status, job=replace(self.status.job, capabilities=capabilities, archive_failed=failed))
+        self.status = replace(self.status, job=replace(self.status.job, capabilities=capabilities, archive_failed=self._outside.archive_failed))
         self.status = replace(self.status, waiting=ledger.rows(self._state.ledger, over=snapshot.final))
 
     # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
@@ -420,8 +407,7 @@ class Monitor:
             self._exits.add(worker.pid)
         self._files.event(time.time(), "workers_started", {"attempt": workers.attempt, "pids": {worker.rank: worker.pid for worker in workers.workers}})
         self._guarded(self._web.start)
-        self._guarded(lambda: self._target.start(self.status.job, judges=self._together is None or self._together.judges))
-        self._guarded(self._node_files.start)
+        self._guarded(lambda: self._outside.begin(self.status.job, judges=self._together is None or self._together.judges))
         self._guarded(lambda: self._on_demand.begin(workers))
         job = replace(self.status.job, status_url=self._web.url, world_size=workers.world_size, nnodes=workers.nnodes, run_dir=self._files.home)
         if workers.group_rank == 0 and (left := leavers.words(self._leaving, self.status.job.nnodes, workers.world_size, workers.nnodes)):
@@ -431,10 +417,7 @@ class Monitor:
         self._files.run(self.status)
 
     def _claim_archive(self) -> None:
-        """The archive is the first node's, which has the whole job: its folder there, and its address, are known from now on."""
-        if self._archive is not None:
-            name = self._archive.claim(self._archive_names)
-            self.status = replace(self.status, job=replace(self.status.job, archive_url=archive_names.run_url(self._external_url, name)))
+        self.status = replace(self.status, job=replace(self.status.job, archive_url=self._outside.claim_archive()))
 
     def _served_at(self) -> str:
         """Where the status page is reached on this node (any thread)."""
@@ -519,9 +502,9 @@ class Monitor:
         self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
         self._cases.job_ended(self.status)
         told_at = time.monotonic()
-        self._guarded(lambda: termination_log.tell(self._termination_log, self._shown(), self._cases.speaks, self._announcer.notice))
+        self._guarded(lambda: self._outside.tell_pod(self._cases.speaks))
         until += time.monotonic() - told_at
-        self._node_files.finish()
+        self._outside.finish()
         self._files.event(time.time(), "end", {"exit_code": exit_code})
         self._files.run(self.status)
         self._files.state(self._shown(), time.monotonic(), final=True)
@@ -538,28 +521,16 @@ class Monitor:
             self._announcer.notice(f"not everything could be written to {self._writer.root}: it has not answered in time; files of this run are missing there")
             self._announcer.flush(0.05)
         self._command.finished(until - time.monotonic())  # that its last calls have begun; they may outlive us
-        self._wait_outside(until, shown_at)
+        for late in self._outside.wait(until, LATE_FILES_S, shown_at):
+            self._announcer.notice(late)
+        self._announcer.flush(0.05)
         self._running = False
         self._part()
         self._web.stop()
-        self._target.stop()
+        self._outside.stop()
         self._on_demand.stop()
         self._exits.close()
         self._opinions.close()
-
-    def _wait_outside(self, until: float, shown_at: float) -> None:
-        """For what was asked for beyond the run directory and has gone on since shown_at, pages to people first; what is late is said while we can."""
-        last = until + LATE_FILES_S + self._end_wait_s - 0.1
-
-        def left_s(most_s: float) -> float:
-            return max(0.0, min(most_s, last - time.monotonic()))
-
-        if not self._direct.flush(round(left_s(MESSAGES_WAIT_S), 1)):
-            self._announcer.flush(0.05)
-        self._node_files.wait(left_s(max(NODE_FILES_WAIT_S, until - time.monotonic())))
-        if self._archive is not None and not self._archive.flush(left_s(shown_at + ARCHIVE_WAIT_S - time.monotonic())):
-            self._announcer.notice(f"not everything could be copied to {self._archive.root}: it has not answered in time; the run directory has everything")
-            self._announcer.flush(0.05)
 
     def _end_without_judge(self, together: Together, began: float) -> None:
         """A member's job has failed: should nobody else say how, it does; where its judge has said so and is gone, it says where."""

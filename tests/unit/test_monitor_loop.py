@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.config import Options
 from rankwatch.model import Collective, Group, JobInfo, NodeReport, Process, RankState
-from rankwatch.monitor import loop, writer
+from rankwatch.monitor import loop, outside, writer
 from rankwatch.monitor.loop import Monitor
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.workers import Worker, Workers
@@ -354,7 +354,7 @@ def test_alertmanager_and_webhook_are_told_by_the_judge_alone(monitor, monkeypat
         def flush(self, timeout_s):
             return True
 
-    told = monitor._direct = monitor._cases._direct = Told()
+    told = monitor._outside.direct = monitor._cases._direct = Told()
     monitor._take_workers(WORKERS)
     monitor._tick()
     monitor._look_at_failure({1: 3}, time.monotonic() + 1)
@@ -547,7 +547,7 @@ def test_what_is_told_is_the_page_of_this_run_in_a_folder_that_no_other_run_has(
     assert archiving.status.job.archive_url == archiving.status.job.status_url == f"https://pages.example/rw/{name}/"
     archiving._tick()
     archiving._finish(0, time.monotonic() + 0.2)
-    assert archiving._archive.flush(10)
+    assert archiving._outside.archive.flush(10)
     assert os.listdir(tmp_path / "shared" / name) == ["index.html"]
     assert any(f"; status https://pages.example/rw/{name}/ " in line for line in said(archiving))
 
@@ -563,12 +563,12 @@ def test_another_node_of_the_job_takes_no_folder_of_the_archive(archiving, tmp_p
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_an_archive_that_hangs_at_the_end_is_told_after_the_pages_to_people_have_gone(archiving, monkeypatch, exit_code):
     gate, order = threading.Event(), []
-    flush, tell = archiving._archive.flush, archiving._direct.flush
-    monkeypatch.setattr(archiving._archive, "flush", lambda most_s: (order.append("archive"), flush(most_s))[1])
-    monkeypatch.setattr(archiving._direct, "flush", lambda most_s: (order.append("direct"), tell(most_s))[1])
-    monkeypatch.setattr(loop, "ARCHIVE_WAIT_S", 0.1)
+    flush, tell = archiving._outside.archive.flush, archiving._outside.direct.flush
+    monkeypatch.setattr(archiving._outside.archive, "flush", lambda most_s: (order.append("archive"), flush(most_s))[1])
+    monkeypatch.setattr(archiving._outside.direct, "flush", lambda most_s: (order.append("direct"), tell(most_s))[1])
+    monkeypatch.setattr(outside, "ARCHIVE_WAIT_S", 0.1)
     archiving._take_workers(WORKERS)
-    archiving._archive.put("index.html", lambda: b"%d" % gate.wait(30))
+    archiving._outside.archive.put("index.html", lambda: b"%d" % gate.wait(30))
     archiving._tick()
     archiving._finish(exit_code, time.monotonic() + 0.2)
     gate.set()
@@ -579,9 +579,9 @@ def test_an_archive_that_hangs_at_the_end_is_told_after_the_pages_to_people_have
 def test_no_wait_at_the_end_is_longer_than_what_the_launcher_grants(archiving, monkeypatch):
     """Whatever was late before: the bound is one for all."""
     waits = []
-    monkeypatch.setattr(archiving._archive, "flush", lambda most_s: waits.append(most_s) or True)
-    monkeypatch.setattr(archiving._direct, "flush", lambda most_s: waits.append(most_s) or True)
+    monkeypatch.setattr(archiving._outside.archive, "flush", lambda most_s: waits.append(most_s) or True)
+    monkeypatch.setattr(archiving._outside.direct, "flush", lambda most_s: waits.append(most_s) or True)
     archiving._take_workers(WORKERS)
     long_ago = time.monotonic() - 60
-    archiving._wait_outside(long_ago, time.monotonic())
+    archiving._outside.wait(long_ago, loop.LATE_FILES_S, time.monotonic())
     assert waits == [0.0, 0.0]
