@@ -105,10 +105,12 @@ def test_a_job_is_looked_at_from_outside_while_it_runs_and_after_its_end(tmp_pat
             path.parent.chmod(0o700)
 
         job.process.terminate()
-        code = job.end()
+        job.end()
         assert not path.parent.exists()
-        assert "The job has ended with" in rankwatch("status", run).stdout
-        assert rankwatch("status", run).returncode == (3 if code else 0)
+        ended = rankwatch("status", run)
+        assert ended.stdout.startswith(("ENDED  job ", "STUCK  job ")), "by what was open when it was ended on purpose"
+        assert "The job was ended by SIGTERM" in ended.stdout
+        assert ended.returncode == (3 if ended.stdout.startswith("STUCK") else 0)
         gone = rankwatch("stacks", run)
         assert (gone.returncode, gone.stdout) == (3, "")
         assert "the job has ended with" in gone.stderr
