@@ -113,7 +113,6 @@ def test_a_stuck_rank_pages_without_prometheus_and_the_page_outlives_the_launche
         assert "/chat" not in job.text
 
 
-@pytest.mark.slow_ranks
 def test_rule_and_launcher_together_are_one_page_and_one_end(tmp_path: Path) -> None:
     target = f"127.0.0.1:{free_port()}"
     with Webhook() as webhook, alertmanager(tmp_path, webhook.address) as manager, prometheus(tmp_path, target, rules(), manager) as server:
@@ -134,7 +133,6 @@ def test_rule_and_launcher_together_are_one_page_and_one_end(tmp_path: Path) -> 
             assert [doc["status"] for doc in webhook.pages("/pager", job_id)] == ["firing", "resolved"]
 
 
-@pytest.mark.slow_ranks
 def test_a_crash_between_two_scrapes_is_one_alert(tmp_path: Path) -> None:
     target = f"127.0.0.1:{free_port()}"
     with Webhook() as webhook, alertmanager(tmp_path, webhook.address) as manager, prometheus(tmp_path, target, rules(), manager, every_s=15) as server:
