@@ -35,14 +35,16 @@ would differ in a healthy job. A job that two equal runs of the lowest rung prov
 
 How a run ends: after its last step each rank waits for the others (files, no collective) and leaves by SystemExit(0): every `finally` runs, code after
 the loop does not. A script that ends by itself before is fine. What the script writes it writes in every run: give it a scratch output directory.
-All ranks have to be on this machine. The options of rankwatch stand before the word ablate and hold for each run; an on-incident command runs only
-where it is given there, not from files or the environment.
+All ranks have to be on this machine. The options of rankwatch stand before the word ablate and hold for each run; those that tell people (on-incident,
+alertmanager, webhook, textfile-dir) only where they are given there, not from files or the environment.
 
 Exit codes: 0 no difference, 2 wrong usage, 3 layer found, 4 inconclusive.
 """
 STEPS, TIMEOUT, BISECT_RUNS = 10, "10m", 24
 NOTHING_YET = "nothing was run"
 LEAST_TIMEOUT_S = 5.0  # what a rank needs to import torch, at the least
+QUIET = ("--on-incident=", "--alertmanager=", "--webhook=", "--textfile-dir=off")
+"""A planned failure pages nobody, whatever files and environment say."""
 
 
 def main(argv: list[str], options: Options) -> int:
@@ -73,8 +75,7 @@ def main(argv: list[str], options: Options) -> int:
         reason = getattr(error, "strerror", None) or str(error)
         return fail(f"ablate: cannot write into {folder} ({reason}); name another directory with --out")
     words = forwarded(options)
-    if "--on-incident" not in words:
-        words.append("--on-incident=")  # a planned failure pages nobody, whatever files and environment say
+    words += [quiet for quiet in QUIET if quiet.partition("=")[0] not in words]
     job = runs.Job(tuple(job_words[1:]), tuple(words), arguments.steps, arguments.seed, timeout_s)
     ablation = Ablation(job, folder, rungs, arguments.rtol, arguments.slower_than, (lambda _text: None) if arguments.json else _tell)
     try:

@@ -41,6 +41,11 @@ def run_dir(value: Any) -> str:
     return given
 
 
+def folder_or_off(value: Any) -> str:
+    """ "" for off, so that one command may do without what a site's file has set."""
+    return "" if value == "off" else run_dir(value)
+
+
 def job_id(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
         raise ValueError("at most 64 letters, digits, '.', '_' and '-', the first a letter or a digit")

@@ -207,8 +207,8 @@ OPTIONS = (
         "textfile-dir",
         "textfile_dir",
         "DIR",
-        "write the metrics into DIR/rankwatch_<job>_<node>.prom too, every 15 s and at the end, for node_exporter's textfile collector",
-        accepted.run_dir,
+        "write the metrics into DIR/rankwatch_<job>_<node>.prom too, every 15 s and at the end, for node_exporter's textfile collector; off: not",
+        accepted.folder_or_off,
     ),
     Option(
         "dcgm-job-mapping-dir",

@@ -12,6 +12,7 @@ from rankwatch.commands import ablate
 from rankwatch.commands.ablate import several_nodes
 from rankwatch.commands.ablation import runs, text
 from rankwatch.commands.ablation.judge import Conclusion
+from rankwatch.config import load
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,9 @@ def test_the_help_explains_rungs_tolerance_and_ends(capsys):
     text = capsys.readouterr().out
     for said in ("aot_eager_decomp_partition", "max(rtol x n, 4 x floor up to n)", "SystemExit(0)", "fallback_random", "3 layer found"):
         assert said in text
+
+
+def test_nobody_is_told_of_a_planned_failure_whatever_the_environment_says():
+    told = {"WEBHOOK": "http://chat.example/hook", "ALERTMANAGER": "http://alerts.example:9093", "TEXTFILE_DIR": "/var/lib/metrics", "ON_INCIDENT": "page"}
+    options = load(cli._given(list(ablate.QUIET)), {f"RANKWATCH_{name}": value for name, value in told.items()}, ())
+    assert (options.webhook, options.alertmanager, options.textfile_dir, options.on_incident) == ((), (), "", "")
