@@ -28,6 +28,9 @@ def find_pyspy() -> str | None:
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
+LOOKS_AFTER = {True: 1, False: 6}  # at a target after py-spy has ended well or not, each 0.02 s after the other
+
+
 def dump(pyspy: str, pid: int, deadline_s: float = DUMP_DEADLINE_S, native: bool = False) -> Stack:
     """All Python threads of a process; `error` is set when there is nothing. Never raises.
 
@@ -40,8 +43,10 @@ def dump(pyspy: str, pid: int, deadline_s: float = DUMP_DEADLINE_S, native: bool
     if native and before.state in ("T", "t"):
         return Stack(pid=pid, at=time.monotonic(), error="process is stopped: a native dump would have to pause it")
     command = [pyspy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
+    ended_well = False
     try:
         done = bounded.run(command, deadline_s, MAX_BYTES, _environment())
+        ended_well = done.returncode == 0
     except TimeoutError:
         return Stack(pid=pid, at=time.monotonic(), error=f"py-spy gave no answer within {deadline_s:g} s")
     except bounded.Flood:
@@ -50,7 +55,7 @@ def dump(pyspy: str, pid: int, deadline_s: float = DUMP_DEADLINE_S, native: bool
         return Stack(pid=pid, at=time.monotonic(), error=f"py-spy does not start: {error}")
     finally:
         if native:
-            _continue_if_left_stopped(pid, before.start_ticks)
+            _continue_if_left_stopped(pid, before.start_ticks, LOOKS_AFTER[ended_well])
     at = time.monotonic()
     if done.returncode != 0:
         return Stack(pid=pid, at=at, error=explain(done.stderr.decode("utf-8", "replace"), pid))
@@ -129,11 +134,11 @@ def ptrace_scope() -> int:
         return 0
 
 
-def _continue_if_left_stopped(pid: int, start_ticks: int) -> None:
-    """A py-spy that was killed while it paused its target may leave it in state T; the job must go on."""
-    for _ in range(10):
+def _continue_if_left_stopped(pid: int, start_ticks: int, looks: int) -> None:
+    """A py-spy that was killed while it paused its target may leave it in state T; the job must go on. looks: at the least, a stop may take a moment."""
+    for look in range(10):
         now = read_stat(pid)
-        if now is None or now.start_ticks != start_ticks or now.state not in ("T", "t"):
+        if now is None or now.start_ticks != start_ticks or (now.state not in ("T", "t") and look + 1 >= looks):
             return
         if now.state == "T":
             try:

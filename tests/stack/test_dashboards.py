@@ -43,6 +43,7 @@ def test_promtool_reads_every_query(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in done.stdout
 
 
+@pytest.mark.slow_ranks  # a rate needs two scrapes of a series, and the job may end a moment after its last one appears
 @pytest.mark.stack
 @pytest.mark.ranks
 def test_every_query_has_data_of_real_jobs(tmp_path: Path) -> None:
