@@ -20,15 +20,13 @@ NATIVE_DEADLINE_S = 6.0
 MAX_BYTES = 16 << 20
 MAX_THREADS = 64
 MAX_FRAMES = 200
+LOOKS_AFTER = {True: 1, False: 6}  # at a target after py-spy has ended well or not, each 0.02 s after the other
 
 
 def find_pyspy() -> str | None:
     """py-spy beside this interpreter, else on PATH; None when there is none."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
-
-
-LOOKS_AFTER = {True: 1, False: 6}  # at a target after py-spy has ended well or not, each 0.02 s after the other
 
 
 def dump(pyspy: str, pid: int, deadline_s: float = DUMP_DEADLINE_S, native: bool = False) -> Stack:
