@@ -34,6 +34,7 @@ from rankwatch import shown
 from rankwatch.config.accepted import host_port
 from rankwatch.launcher import addresses, pace
 from rankwatch.launcher.announced import Announcement, AnnouncementError, decode
+from rankwatch.launcher.leaving import IN_TORCH
 from rankwatch.monitor.nodes.peer import Peer
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Discovery:
 
     def start(self) -> None:
         """Begin to look. RuntimeError when no thread can be started."""
-        threading.Thread(target=self._run, name="rankwatch-discovery", daemon=True).start()
+        threading.Thread(target=self._run, name=IN_TORCH, daemon=True).start()
 
     def stop(self) -> None:
         """No look begins after this. One that is under way may finish, and is not waited for."""

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -99,11 +98,10 @@ def settled(options: Options) -> Options:
 
 def _is_folder(path: str) -> bool:
     """A mount that does not answer in time counts as one: it delays nothing later either."""
-    found: list[bool] = []
-    looking = threading.Thread(target=lambda: found.append(os.path.isdir(path)), name="rankwatch-usable", daemon=True)
-    looking.start()
-    looking.join(_LOOK_S)
-    return found[0] if found else True
+    from rankwatch.launcher.aside import Aside
+
+    look = Aside("rankwatch-usable").call(lambda: os.path.isdir(path), _LOOK_S)
+    return bool(look.value) if look.done else True
 
 
 def _origin(options: Options, field: str) -> str:
