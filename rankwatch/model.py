@@ -558,7 +558,7 @@ class Incident:
     closed_at: float | None = None
     closed_wall_at: float | None = None
     since_wall_at: float = 0.0
-    stacks: dict[int, Stack] = field(default_factory=dict)
+    stacks: Mapping[int, Stack] = field(default_factory=dict)
     stack_groups: tuple[StackGroup, ...] = ()
     compiling: dict[int, CompileActivity] = field(default_factory=dict)
     lost_rank_s: float = 0.0  # waiting ranks x time
@@ -570,7 +570,7 @@ class Incident:
     into: str = ""  # closed because it turned out to be a part of this incident
     final: bool = False  # the job ended while it was open
     action: Action | None = None
-    kept: dict[str, Any] = field(default_factory=dict)  # once it is over: report.incident.picture of its last moment, and `job` where the attempt ended with it
+    kept: Mapping[str, Any] = field(default_factory=dict)  # once it is over: report.incident.picture of its last moment, `job` where the attempt ended with it
 
 
 @dataclass(frozen=True, slots=True)

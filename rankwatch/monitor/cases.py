@@ -19,6 +19,7 @@ from rankwatch.monitor.diagnose.stacks import group_stacks
 from rankwatch.monitor.evidence import Evidence, reported_stacks
 from rankwatch.monitor.files import RunFiles, as_json
 from rankwatch.monitor.incidents import TORN_DOWN_S, Book, fold, graver
+from rankwatch.monitor.packed import packed
 from rankwatch.monitor.policy import Limits
 from rankwatch.notify.direct import Direct
 from rankwatch.report import incident as incident_report
@@ -208,6 +209,8 @@ class Cases:
                 self._written.pop(change.incident.id, None)
             if (change.kind != "updated" and not change.quiet) or change.renamed:
                 self._announce(replace(change, incident=self._newest(change.incident)), status)
+        waits = {change.incident.id for change in self._restarted}
+        self.book = replace(self.book, closed=tuple(incident if incident.id in waits else packed(incident) for incident in self.book.closed))
         if self.speaks:
             self._direct.look(status)
         else:

@@ -291,7 +291,7 @@ def _open(verdict: Verdict, number: int, snapshot: JobSnapshot, now: float, rank
 def _resume(incident: Incident, verdict: Verdict, snapshot: JobSnapshot, now: float, ranks: Mapping[int, RankState]) -> Incident:
     """The same stall once more: open again, with its history and cost."""
     lost = incident.lost_rank_s + max(0.0, now - max(verdict.since, incident.closed_at or 0.0)) * _losing(verdict)
-    again = replace(incident, closed_at=None, closed_wall_at=None, kept={}, times=incident.times + 1, lost_rank_s=lost)
+    again = replace(incident, closed_at=None, closed_wall_at=None, kept={}, stacks=dict(incident.stacks), times=incident.times + 1, lost_rank_s=lost)
     return _update(again, verdict, snapshot, ranks)
 
 
@@ -305,7 +305,7 @@ def _update(incident: Incident, verdict: Verdict, snapshot: JobSnapshot, ranks: 
     stacks = _merge(incident.stacks, samples)
     same = stacks.keys() == incident.stacks.keys() and all(stacks[rank] is incident.stacks[rank] for rank in stacks)
     roles = (verdict.culprit_ranks, verdict.waiting_ranks) == (incident.verdict.culprit_ranks, incident.verdict.waiting_ranks)
-    groups = incident.stack_groups if same and roles else group_stacks(stacks, verdict.culprit_ranks, verdict.waiting_ranks)
+    groups = incident.stack_groups if same and roles and incident.stack_groups else group_stacks(stacks, verdict.culprit_ranks, verdict.waiting_ranks)
     compiling: dict[int, CompileActivity] = dict(incident.compiling)
     for rank in verdict.culprit_ranks:
         if rank in ranks and ranks[rank].compiling:

@@ -55,14 +55,7 @@ def to_json(incident: Incident, status: Status) -> dict[str, Any]:
         "timeout_left_s": number(verdict.timeout_left_s) if not over else None,
         "compile": seen["compile"],
         "stacks": _stacks(incident),
-        "stack_groups": [
-            {
-                "ranks": compress(group.ranks),
-                "frames": [shown.clean(f"{frame.name} ({frame.file}:{frame.line})") for frame in group.frames],
-                "role": group.role,
-            }
-            for group in incident.stack_groups
-        ],
+        "stack_groups": stack_groups(incident),
         "confidence": verdict.confidence,
         "evidence": [shown.past_compile(line) if over else line for line in lines(verdict.evidence)],
         "missing_evidence": lines(verdict.missing_evidence),
@@ -136,6 +129,16 @@ def _timeline(incident: Incident, status: Status, until_wall: float) -> dict[str
     if status.job.world_size <= MAX_RANKS_SHOWN:
         chosen += range(status.job.world_size)
     return timeline.rows(status.timeline, [rank for rank in chosen if rank >= 0], until_wall)
+
+
+def stack_groups(incident: Incident) -> list[dict[str, Any]]:
+    """Equal stacks together, as the document has them."""
+    if not incident.stack_groups:
+        return list(incident.kept.get("stack_groups") or ())
+    return [
+        {"ranks": compress(group.ranks), "frames": [shown.clean(f"{frame.name} ({frame.file}:{frame.line})") for frame in group.frames], "role": group.role}
+        for group in incident.stack_groups
+    ]
 
 
 def job_end(incident: Incident, status: Status) -> dict[str, Any]:
