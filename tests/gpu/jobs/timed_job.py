@@ -133,4 +133,5 @@ def main() -> None:
         number += 1
 
 
-main()
+if __name__ == "__main__":
+    main()
