@@ -40,6 +40,9 @@ class Job:
         self._notes = (self.options.truth / f"rank{RANK}.jsonl").open("a", buffering=1)
         if self.cuda:
             torch.cuda.set_device(self.device)
+            if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+                # NCCL refuses two ranks of one host on one GPU; as ranks of different hosts they meet over sockets
+                os.environ.update(NCCL_HOSTID=f"host{RANK}", NCCL_IB_DISABLE="1")
         else:
             torch.set_num_threads(1)
 
