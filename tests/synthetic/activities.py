@@ -75,12 +75,14 @@ class Act:
     children: tuple[Stack, ...] = ()
     mutes: bool = field(init=False)  # the agent's thread does not run meanwhile
     elsewhere: bool = field(init=False)  # children work or bytes move
+    plain: bool = field(init=False)  # neither of these
     cores: float = field(init=False)  # with the little that other threads use
     shown_letter: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mutes", self.holds_gil or self.frozen)
         object.__setattr__(self, "elsewhere", bool(self.child_cpu or self.io))
+        object.__setattr__(self, "plain", not self.mutes and not self.elsewhere)
         object.__setattr__(self, "cores", self.cpu + 0.0005)
         object.__setattr__(self, "shown_letter", self.letter or ("R" if self.cpu > 0.5 else "S"))
 

@@ -18,7 +18,12 @@ def begun_s(plan: Plan) -> float:
 def begin(world: World, plan: Plan, rng: Random) -> None:
     """Every rank is at the start of the step after those: its groups are made, their numbers stand at what was called, its recorder holds the last step."""
     calls = [(item[1], item[2]) for item in plan.items if item[0] == "call"]
-    per_step = Counter(key for key, _ in calls)
+    per_step = Counter([key for key, _ in calls])
+    done = {key: (plan.begun - 1) * count for key, count in per_step.items()}  # before the last step
+    last = []  # its calls, with their numbers and how long ago they were
+    for index, (key, call) in enumerate(calls):
+        done[key] += 1
+        last.append((key, call, done[key], plan.step_s * (1.0 - (index + 0.5) / len(calls))))
     comms = {family.key: [(members, world.comm(name, family.desc, 0, members, family.timeout_s)) for name, members in family.parts] for family in plan.families}
     for rank in world.ranks:
         late = rng.random() * 0.3
@@ -30,15 +35,11 @@ def begin(world: World, plan: Plan, rng: Random) -> None:
             comm = next((comm for members, comm in parts if rank.number in members), None)
             if comm is not None:
                 world.give(rank, key, comm, made_wall_at, plan.begun * per_step[key])
-        done: Counter[str] = Counter()
-        for index, (key, call) in enumerate(calls):
-            comm = rank.groups.get(key)
-            if comm is None:
-                continue
-            done[key] += 1
-            ago = plan.step_s * (1.0 - (index + 0.5) / len(calls))
-            entry = entered(comm, rank.number, (plan.begun - 1) * per_step[key] + done[key], call, world.wall_of(rank) - ago, world.start - ago)
-            entry.done = True
-            rank.entries.append(entry)
+        wall_at, groups = world.wall_of(rank), rank.groups
+        for key, call, seq, ago in last:
+            if key in groups:
+                entry = entered(groups[key], rank.number, seq, call, wall_at - ago, world.start - ago)
+                entry.done = True
+                rank.entries.append(entry)
         rank.recorded = sum(rank.entered.values())
         world.settle(rank, plan.start_s + late)

@@ -68,10 +68,11 @@ class Engine:
         heap, self._until = self._heap, at
         while heap and heap[0][0] <= at:
             self.now, number, call, arguments = heappop(heap)
-            if arguments is not None:
+            if arguments is None:
+                if call.token == number:
+                    self._advance(call, at)
+            else:
                 call(*arguments)
-            elif call.token == number:
-                self._advance(call, at)
             if self.halt:
                 self.halt = False
                 return
@@ -109,25 +110,25 @@ class Engine:
         """On with its program. The clock goes along up to `until` while nothing else happens."""
         if rank.blocked:
             rank.blocked, rank.blocked_on = "", None
-        heap, operations = self._heap, self._operations
+        heap, operations, now = self._heap, self._operations, self.now
         for operation in rank.program:
             what = operation[0]
             if what == "work":
                 _, seconds, act = operation
-                was, now = rank.act, self.now
-                if was.mutes or act.mutes or was.elsewhere:
-                    self.become(rank, act)
-                else:  # as that does
+                was = rank.act
+                if was.plain and not act.mutes:  # as `become` does
                     rank.cpu_s += (now - rank.counted_at) * was.cores
                     rank.counted_at = rank.act_since = now
                     rank.act = act
+                else:
+                    self.become(rank, act)
                 when = now + seconds
                 if when > until or (heap and when >= heap[0][0]):
                     self._count = rank.token = number = self._count + 1  # as `_wake` does
                     if when < inf:
                         heappush(heap, (when, number, rank, None))
                     return
-                self.now = when
+                self.now = now = when
             elif what == "call":
                 if not self._op_call(rank, operation[1], operation[2]):  # type: ignore[attr-defined]
                     return
@@ -162,17 +163,19 @@ class Engine:
 
     def count(self, rank: Rank) -> float | None:
         """Bring CPU and bytes of a living rank up to date. When its agent has beaten last."""
-        now, act, phase_s = self.now, rank.act, rank.phase_s
+        now, act = self.now, rank.act
         elapsed = now - rank.counted_at
         rank.counted_at = now
         rank.cpu_s += elapsed * act.cores
         if act.elsewhere:
             rank.child_cpu_s += elapsed * act.child_cpu
             rank.io_bytes += elapsed * act.io
-        at = phase_s + int((now - phase_s) / BEAT_S) * BEAT_S
-        if rank.mute or at < rank.beats_from:
-            return rank.heard[0] if rank.heard is not None else None
-        return at
+        if not rank.mute:
+            phase_s = rank.phase_s
+            at = phase_s + int((now - phase_s) / BEAT_S) * BEAT_S
+            if at >= rank.beats_from:
+                return at
+        return rank.heard[0] if rank.heard is not None else None
 
     def _block(self, rank: Rank, why: str, act: Act, entry: Entry | None = None) -> bool:
         self._count = rank.token = self._count + 1

@@ -20,8 +20,8 @@ PING_FRESH_S = 6.0
 _PROCESS = blank(Process, "pid alive state cpu_s tree_cpu_s io_bytes started_at wchan", rss_bytes=10**9, name="python3")
 _STATE = blank(
     RankState,
-    "rank local_rank node process stage stage_since heartbeat_at ping_ok groups collectives collectives_at lost_collectives calls enqueued completed "
-    "compile_witness probes steps last_step_at step_s stack earlier_stack crash",
+    "rank local_rank node process stage stage_since heartbeat_at groups collectives lost_collectives calls enqueued completed "
+    "probes steps step_s stack earlier_stack crash",
 )
 _STACK, _THREAD = quick(Stack, "pid at threads subprocesses"), quick(Thread, "name native_id frames active owns_gil")
 _ARMED: dict[str, dict[str, Any]] = {"compile": {"status": "armed"}}
@@ -34,10 +34,12 @@ class Looks:
     def __init__(self, world: World, sight: Sight, attempt: int, mono: float) -> None:
         self.world, self.sight, self.mono = world, sight, mono
         self.views = [View(wants_read=sight.history and world.start > 0) for _ in world.ranks]
+        for node, ranks in enumerate(sight.nodes):
+            for local_rank, rank in enumerate(ranks):
+                view = self.views[rank]
+                view.node, view.local_rank, view.pid = f"node{node}", local_rank, 4000 + rank + 1000 * attempt
         self._watched = [[(world.ranks[rank], self.views[rank]) for rank in ranks] for ranks in sight.nodes]
         self._recorder = Recorder(world)
-        self._pids = [4000 + rank.number + 1000 * attempt for rank in world.ranks]
-        self._places = {rank: (f"node{node}", rank - ranks[0]) for node, ranks in enumerate(sight.nodes) for rank in ranks}
         self._suspected = [world.start] * len(sight.nodes)
         self._probes = _ARMED if sight.compile_probe else _UNPROBED
 
@@ -50,10 +52,12 @@ class Looks:
         """Whether operations of a rank have not moved for a second, and recorders were not just read for that."""
         now, found = self.world.now, False
         for _, view in self._watched[node]:
-            if view.enqueued != view.completed:
-                done = sum(view.completed.values())
-                if view.moved[0] != done:
-                    view.moved = (done, now)
+            completed = view.completed
+            if view.enqueued != completed:
+                if completed is not view.summed:  # equal numbers are the same objects most often
+                    view.summed, done = completed, sum(completed.values())
+                    if view.moved[0] != done:
+                        view.moved = (done, now)
                 found = found or now - view.moved[1] >= 1.0
         if found and now - self._suspected[node] >= 1.0 + 0.01 * len(self._watched[node]):
             self._suspected[node] = now
@@ -61,54 +65,73 @@ class Looks:
         return False
 
     def _state(self, rank: Rank, view: View, suspicious: bool) -> RankState:
-        world, sight, mono, number = self.world, self.sight, self.mono, rank.number
-        now, act, alive, stage = world.now, rank.act, rank.exit_code is None, rank.stage
+        world, sight, mono, now = self.world, self.sight, self.mono, self.world.now
+        act, alive, stage = rank.act, rank.exit_code is None, rank.stage
         if alive:
             beat_at = world.count(rank)
             if beat_at is not None:
                 view.beat_at = mono + beat_at
-                if beat_at > view.told_at and not world.nccl:
+                if not world.nccl and beat_at > view.told_at:
                     heard = world.beat(rank)
                     if heard is not None:
                         view.told_at, (view.enqueued, view.completed) = heard
-        if alive and not act.frozen and (stage == "joined" or stage == "left"):
+        if alive and (stage == "joined" or stage == "left") and not act.frozen:
             if world.nccl and now - view.status_at >= STATUS_S:
                 view.status_at = now
                 view.enqueued, view.completed = world.numbers(rank)
-            if view.wants_read or suspicious or (sight.history and now - (view.read_at or world.start) > HISTORY_S):
+            if suspicious or view.wants_read or (sight.history and now - (view.read_at or world.start) > HISTORY_S):
                 self._recorder.read(rank, view)
         elif rank.crash is not None and view.read_version != rank.version and stage == "exiting":
             self._recorder.read(rank, view)  # its last words
-        read_at, ping = view.read_at, view.ping
-        fresh = read_at is not None and now - read_at < PING_FRESH_S
-        state = _STATE()
-        state.rank, (state.node, state.local_rank) = number, self._places[number]
-        if stage == "armed":
-            state.agent = "armed"
-        state.process = process = _PROCESS()
-        process.pid, process.started_at = self._pids[number], mono
-        process.alive, process.state, process.wchan = alive, act.shown_letter, act.wchan
-        process.cpu_s, process.tree_cpu_s, process.io_bytes = rank.cpu_s, rank.cpu_s + rank.child_cpu_s, int(rank.io_bytes)
+        process = _PROCESS()
+        process.pid = view.pid
+        process.started_at = mono
+        process.alive = alive
+        process.state = act.shown_letter
+        process.wchan = act.wchan
+        process.cpu_s = rank.cpu_s
+        process.tree_cpu_s = rank.cpu_s + rank.child_cpu_s
+        process.io_bytes = int(rank.io_bytes)
         if not alive:
             process.state, process.exit_code, process.oom_killed = "", rank.exit_code, rank.oom_killed
             process.exited_at = None if rank.exited_at is None else mono + rank.exited_at
         process.__class__ = Process
-        state.stage, state.stage_since = stage, mono + rank.stage_since
+        state = _STATE()
+        state.rank = rank.number
+        state.node = view.node
+        state.local_rank = view.local_rank
+        state.process = process
+        state.stage = stage
+        state.stage_since = mono + rank.stage_since
         state.heartbeat_at = view.beat_at
-        state.ping_ok = ping[0] if ping is not None and now - ping[1] < PING_FRESH_S else True if fresh else None
         state.groups = rank.shown_groups
-        if rank.creating is not None and rank.blocked == "group":
-            _, state.group_in_creation, _, state.creation_ranks, _ = rank.creating
-        state.collectives, state.lost_collectives = view.read, view.lost
-        state.collectives_at = None if read_at is None else mono + read_at
-        state.calls, state.enqueued, state.completed = view.calls, view.enqueued, view.completed
-        if act.compile is not None and alive and sight.compile_probe:
-            state.compiling = (act.compile.activity(mono + rank.act_since, mono + now),)
-        state.compile_witness = view.witness if fresh else None
+        state.calls = view.calls
+        state.enqueued = view.enqueued
+        state.completed = view.completed
+        state.collectives = view.read
+        state.lost_collectives = view.lost
+        read_at = view.read_at
+        if read_at is not None:
+            state.collectives_at = mono + read_at
+            if now - read_at < PING_FRESH_S:
+                state.ping_ok = True
+                state.compile_witness = view.witness
+        if view.ping is not None and now - view.ping[1] < PING_FRESH_S:
+            state.ping_ok = view.ping[0]
         state.probes = self._probes
-        state.steps, state.step_s = rank.steps, rank.step_s
-        state.last_step_at = None if rank.step_at is None else mono + rank.step_at
-        state.stack, state.earlier_stack, state.crash = view.stack, view.earlier, rank.crash
+        state.steps = rank.steps
+        state.step_s = rank.step_s
+        if rank.step_at is not None:
+            state.last_step_at = mono + rank.step_at
+        state.stack = view.stack
+        state.earlier_stack = view.earlier
+        state.crash = rank.crash
+        if stage == "armed":
+            state.agent = "armed"
+        elif rank.blocked == "group" and rank.creating is not None:
+            _, state.group_in_creation, _, state.creation_ranks, _ = rank.creating
+        if alive and act.compile is not None and sight.compile_probe:
+            state.compiling = (act.compile.activity(mono + rank.act_since, mono + now),)
         state.__class__ = RankState
         if not alive:
             view.last = state
@@ -122,4 +145,4 @@ class Looks:
         main: Frames = act.stack(now)
         thread = _THREAD("MainThread", 4000 + rank.number, main, act.cpu > 0.5, act.holds_gil)
         view.earlier = view.stack
-        view.stack = _STACK(self._pids[rank.number], self.mono + now, (thread,), act.children)
+        view.stack = _STACK(view.pid, self.mono + now, (thread,), act.children)

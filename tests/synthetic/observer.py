@@ -47,26 +47,24 @@ class Observer:
     # -- looking
 
     def snapshots(self) -> Iterator[JobSnapshot]:
-        world, rng = self.world, self.rng
-        target, before = world.start + 0.3, world.start
-        while True:
+        world, sight, bad, draw = self.world, self.sight, self._bad, self.rng.random
+        target, before, urgent, final = world.start + 0.3, world.start, False, False
+        while not final:
             self._run(target)
             now = world.now
-            urgent = bool(self._bad) and self._fails(now)
-            if now >= self.sight.ends_at and not self.ending:
-                self._stop(self.sight.ending)
-            final = world.dead > 0 and self._over()
-            if final:
+            if bad:
+                urgent = self._fails(now)
+            if now >= sight.ends_at and not self.ending:
+                self._stop(sight.ending)
+            if world.dead and self._over():
+                final = True
                 self._ask_once_more()
             yield self._look(now - before, final, urgent)
             before = now
-            if final:
-                return
-            sight = self.sight
             step = sight.poll_s if now < sight.slow_after_s else sight.slow_s
-            if self._bad:
+            if bad:
                 step = 0.1 if urgent else min(step, 0.25)
-            target = now + step * (EARLIEST + (LATEST - EARLIEST) * rng.random())
+            target = now + step * (EARLIEST + (LATEST - EARLIEST) * draw())
             if now < self._stop_at < target:
                 target = self._stop_at
             if now < sight.ends_at < target:
@@ -163,10 +161,16 @@ class Observer:
         nodes = (_JUDGING("node0", self.looks.states(0)),)
         if len(sight.nodes) > 1:
             nodes += self._other_nodes(now)
-        job = _JOB()
-        job.now, job.wall_at, job.started_at, job.gap_s = self.mono + now, world.wall + now, self.mono, gap_s
-        job.world_size, job.attempt, job.nodes = world.size, self.attempt, nodes
-        job.ending, job.final = self.ending, final
+        job, mono = _JOB(), self.mono
+        job.now = mono + now
+        job.wall_at = world.wall + now
+        job.started_at = mono
+        job.gap_s = gap_s
+        job.world_size = world.size
+        job.attempt = self.attempt
+        job.nodes = nodes
+        job.ending = self.ending
+        job.final = final
         job.__class__ = JobSnapshot
         return job  # type: ignore[no-any-return]
 

@@ -49,16 +49,14 @@ class Recorder:
 
     def _newest(self, rank: Rank) -> tuple[Collective, ...]:
         """So many of every group's current generation."""
-        generations, entries, timing = rank.generations, rank.entries, self.world.timing
+        generations, entries, show, timing = rank.generations, rank.entries, self._show, self.world.timing
         if len(entries) > KEEP_PER_GROUP:
             entries = _kept(rank)
-        return tuple(
-            [
-                self._show(entry) if entry.shown is None or (timing and not entry.done) else entry.shown
-                for entry in entries
-                if generations[entry.comm.name] == entry.comm.generation
-            ]
-        )
+        if any(generations.values()):  # some group was made anew
+            entries = [entry for entry in entries if generations[entry.comm.name] == entry.comm.generation]
+        if timing:
+            return tuple([entry.shown if entry.done and entry.shown is not None else show(entry) for entry in entries])
+        return tuple([entry.shown or show(entry) for entry in entries])
 
     def _learn(self, rank: Rank, view: View, fresh: int) -> None:
         """Add the last `fresh` calls to the history."""
@@ -70,7 +68,8 @@ class Recorder:
                 if line is not None and line[0] > comm.generation:
                     continue
                 line = lines[comm.name] = (comm.generation, seq, bytearray())
-            kind, kinds, at = kind_of.get(entry.call) or self._kind(entry.call), line[2], (seq - line[1]) * KIND_BYTES
+            _, first, kinds = line
+            kind, at = kind_of.get(entry.call) or self._kind(entry.call), (seq - first) * KIND_BYTES
             if at == len(kinds):
                 kinds += kind
             else:
@@ -87,11 +86,13 @@ class Recorder:
 
     def _show(self, entry: Entry) -> Collective:
         """Its frozen form. The recorder tells what has started with timing only, and of what is done."""
-        call, comm, group, done = entry.call, entry.comm, entry.comm.group, entry.done
+        call, comm, done = entry.call, entry.comm, entry.done
         shown = _COLLECTIVE()
-        shown.group, shown.generation, shown.seq, shown.op = group.name, group.generation, entry.seq, call.op
+        shown.group, shown.generation = comm.name, comm.generation
+        shown.seq, shown.op = entry.seq, call.op
         shown.input_sizes = shown.output_sizes = call.shapes
-        shown.dtypes, shown.created_wall_at, shown.timeout_s, shown.done = call.dtypes, entry.created, group.timeout_s, done
+        shown.dtypes, shown.created_wall_at = call.dtypes, entry.created
+        shown.timeout_s, shown.done = comm.group.timeout_s, done
         shown.started = (done or self.world.runs_on_device(entry)) if comm.nccl and (done or self.world.timing) else None
         shown.__class__ = Collective
         entry.shown = shown

@@ -11,6 +11,9 @@ from rankwatch.model import Calls, Collective, RankState, Stack
 class View:
     """What is known of one rank."""
 
+    node: str = ""
+    local_rank: int = 0
+    pid: int = 0
     beat_at: float | None = None  # monotonic, as in the snapshots
     told_at: float = 0.0  # how old the numbers are
     enqueued: dict[str, int] = field(default_factory=dict)
@@ -26,6 +29,7 @@ class View:
     lines: dict[str, tuple[int, int, bytearray]] = field(default_factory=dict)  # group name -> generation, first number, kinds
     calls: dict[str, Calls] = field(default_factory=dict)
     moved: tuple[int, float] = (-1, 0.0)  # sum of completed numbers, since when
+    summed: dict[str, int] | None = None  # the completed numbers of that sum
     stack: Stack | None = None
     earlier: Stack | None = None
     asked_at: float = -99.0

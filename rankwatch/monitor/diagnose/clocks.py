@@ -7,10 +7,8 @@ a recorder's wall times are read with the offset that held when they were writte
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rankwatch.model import JobSnapshot
-from rankwatch.monitor.diagnose.state import State
+from rankwatch.monitor.diagnose.state import State, changed
 from rankwatch.monitor.policy import Limits
 
 TYPE_CHECKING = False
@@ -34,12 +32,12 @@ def look(state: State, snapshot: JobSnapshot, limits: Limits) -> State:
     stepped = abs(offset - eras[-1][1]) > _STEP_S
     eras = (*eras, (now, offset))[-_ERAS:] if stepped else (*eras[:-1], (eras[-1][0], offset))
     long_gaps = state.long_gaps + 1 if snapshot.gap_s > limits.max_gap_s else 0
-    state = replace(state, eras=eras, long_gaps=long_gaps, node_eras=_of_nodes(state.node_eras, state.reported, snapshot))
+    state = changed(state, eras=eras, long_gaps=long_gaps, node_eras=_of_nodes(state.node_eras, state.reported, snapshot))
     if long_gaps > _PACE_LOOKS:
         return state
     if long_gaps:
         return paused(state, now, snapshot.gap_s, limits)
-    return replace(state, quiet=limits.quiet_polls) if stepped else state
+    return changed(state, quiet=limits.quiet_polls) if stepped else state
 
 
 def _of_nodes(before: Mapping[str, Eras], reported: Mapping[NodeKey, float], snapshot: JobSnapshot) -> Mapping[str, Eras]:
@@ -63,7 +61,7 @@ def _of_nodes(before: Mapping[str, Eras], reported: Mapping[NodeKey, float], sna
 
 def paused(state: State, now: float, lost_s: float, limits: Limits) -> State:
     """The state after a pause of lost_s that ends now."""
-    return replace(state, quiet=limits.quiet_polls, pauses=(*state.pauses, (now, lost_s))[-16:])
+    return changed(state, quiet=limits.quiet_polls, pauses=(*state.pauses, (now, lost_s))[-16:])
 
 
 def mono(state: State, snapshot: JobSnapshot, wall: float, offset_s: float = 0.0, node: str = "") -> float:

@@ -35,7 +35,7 @@ from rankwatch.monitor.diagnose import (
 from rankwatch.monitor.diagnose import frames as stack_frames
 from rankwatch.monitor.diagnose.graph import Hang
 from rankwatch.monitor.diagnose.scene import Scene
-from rankwatch.monitor.diagnose.state import NodeKey, State, Trouble, WaitKey, Watch, age
+from rankwatch.monitor.diagnose.state import NodeKey, State, Trouble, WaitKey, Watch, age, changed
 from rankwatch.monitor.diagnose.views import alive, build, fresh_ranks, sort_entries
 from rankwatch.monitor.diagnose.waits import Wait
 from rankwatch.monitor.diagnose.work import fresh_stack
@@ -63,21 +63,21 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
     ranks, offsets = fresh_ranks(snapshot, limits.report_stale_s)
     ranks = ends.believed(ranks)
     state = clocks.look(state, snapshot, limits)
-    state = replace(state, seen=silence.seen(state.seen, snapshot, ranks))
+    state = changed(state, seen=silence.seen(state.seen, snapshot, ranks))
     reports = silence.reported(state.reported, snapshot)
-    state = replace(state, letters=_letters(state, ranks, now, _heard(state, snapshot, reports)), reported=reports)
+    state = changed(state, letters=_letters(state, ranks, now, _heard(state, snapshot, reports)), reported=reports)
     state = suspended.observe(state, ranks, now, limits)
-    state = replace(state, joins_failed=ends.joins_failed(state, ranks))
+    state = changed(state, joins_failed=ends.joins_failed(state, ranks))
     running, frame_times = causes.frame_times(state, ranks, now)
     known_deaths = deaths.observe(state, snapshot, ranks)
     if snapshot.ending and state.ending_at is None:
         planned = state.failure is None and deaths.planned_end(snapshot, known_deaths)
-        state = replace(state, ending_at=now, ending_planned=planned)
-    state = replace(state, deaths=known_deaths, compiles=running, frame_times=frame_times)
+        state = changed(state, ending_at=now, ending_planned=planned)
+    state = changed(state, deaths=known_deaths, compiles=running, frame_times=frame_times)
 
     state = _failure(state, snapshot, ranks)
     if snapshot.ending or (state.failure is not None and not state.failure_weak):
-        return _ended(replace(state, entries={}), snapshot, ranks)
+        return _ended(changed(state, entries={}), snapshot, ranks)
     if state.failure_held:
         living = tuple(sorted(rank.rank for rank in ranks.values() if alive(rank)))
         return state, state.last, (Want("recorder", living, "what the peers of an aborted rank called"),) if living else ()
@@ -85,7 +85,7 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
         state, verdicts = suspended.judge(state, snapshot, ranks, limits)
         return state, verdicts, ()
     if state.quiet > 0:
-        return replace(state, quiet=state.quiet - 1), state.last, ()
+        return changed(state, quiet=state.quiet - 1), state.last, ()
     return _running(state, snapshot, ranks, offsets, limits)
 
 
@@ -93,11 +93,11 @@ def _running(
     state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], offsets: Mapping[int, float], limits: Limits
 ) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:
     now = snapshot.now
-    state = replace(state, entries=sort_entries(state.entries, ranks))
+    state = changed(state, entries=sort_entries(state.entries, ranks))
     views = build(snapshot, ranks, state.entries)
-    state = replace(state, extensions=timeouts.spent(state.extensions, views, ranks, now))
+    state = changed(state, extensions=timeouts.spent(state.extensions, views, ranks, now))
     opens = waits.track_opens(state, views, offsets, snapshot)
-    state = replace(state, opens=opens)
+    state = changed(state, opens=opens)
     starting, sights = starts.startup_waits(ranks, snapshot, state, limits)
     entered, all_in = waits.collective_waits(views, opens, state, now, limits)
     found = [*entered, *starting, *waits.barrier_waits(ranks, snapshot, state, limits)]
@@ -108,7 +108,7 @@ def _running(
     lags = {node.node: node.report_age_s for node in snapshot.nodes}
     notes = {rank.rank: (place, node.gpu_note) for place, node in enumerate(snapshot.nodes) if node.gpu_note for rank in node.ranks}
     scene = Scene(state, snapshot, ranks, limits, lags, words.unknown(ranks, snapshot), notes)
-    state = replace(state, startups={**sights, **all_in}, watches=_watches(troubles_found, in_cycles, found, scene))
+    state = changed(state, startups={**sights, **all_in}, watches=_watches(troubles_found, in_cycles, found, scene))
     scene = replace(scene, state=state)
     state, cases = _rule(state, troubles_found, found, scene)
     scene = replace(scene, state=state)
@@ -135,7 +135,7 @@ def _running(
     if len(behind) == len(found) and state.idle_mark == moves:
         keys = {verdict.key for verdict in verdicts}
         verdicts += [each for each in state.last if each.key == f"a{snapshot.attempt}-idle" and each.key not in keys and unseen.idle_lasts(each, scene)]
-    state = replace(
+    state = changed(
         state, leads=leads, paired=paired, diverged=diverged, lateness=late, asked=asked.times, idle_since=since, idle_mark=moves, ledger=costs,
         moved_at=state.moved_at if state.idle_mark == moves else now,
         troubles=tuple(replace(trouble, native_asked=True) if trouble.key in native else trouble for trouble in state.troubles),
@@ -148,7 +148,7 @@ def _running(
         wanted += [Want("stacks", ranks_told, "the watchdog has fired"), Want("recorder", ranks_told, "the watchdog has fired")] if ranks_told else []
     if state.failure is not None:
         verdicts = [state.failure, *(verdict for verdict in verdicts if verdict.key != state.failure.key)]
-    return replace(state, last=tuple(verdicts)), tuple(verdicts), tuple(wanted)
+    return changed(state, last=tuple(verdicts)), tuple(verdicts), tuple(wanted)
 
 
 # -- processes -----------------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: 
         kept.append(trouble)
         cases.append((hang, ruling, trouble))
     kept += [trouble for trouble in before.values() if age(state.pauses, trouble.seen, now) < _FORGET_S]
-    return replace(state, troubles=tuple(kept), minted=minted), cases
+    return changed(state, troubles=tuple(kept), minted=minted), cases
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------------
@@ -281,9 +281,9 @@ def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: 
 
 def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> State:
     if state.failure is not None and not state.failure_weak:
-        return replace(state, failure=deaths.grown(state.failure, state, snapshot, ranks))
+        return changed(state, failure=deaths.grown(state.failure, state, snapshot, ranks))
     judged = deaths.judge(state, snapshot, ranks, state.deaths, f"a{snapshot.attempt}-death")
-    state = replace(state, failure_held=judged.held)
+    state = changed(state, failure_held=judged.held)
     if judged.verdict is None:
         return state
     culprits = set(judged.verdict.culprit_ranks)
@@ -295,7 +295,7 @@ def _failure(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]
     verdict = replace(judged.verdict, key=told) if told is not None else judged.verdict
     verdict = repeats.told(verdict, state)
     costs = ledger.explained(state.ledger, verdict) if state.ledger is not None else None
-    return replace(state, failure=verdict, failure_weak=judged.weak, ledger=costs)
+    return changed(state, failure=verdict, failure_weak=judged.weak, ledger=costs)
 
 
 def _ended(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> tuple[State, tuple[Verdict, ...], tuple[Want, ...]]:
@@ -311,7 +311,7 @@ def _ended(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) 
         living = tuple(sorted(rank.rank for rank in ranks.values() if alive(rank)))[:8]
         if living and not snapshot.ending:
             wanted = (Want("stacks", living, "peers of the rank that failed, while they live"), Want("recorder", living, "last operations before the end"))
-    return replace(state, last=tuple(verdicts)), tuple(verdicts), wanted
+    return changed(state, last=tuple(verdicts)), tuple(verdicts), wanted
 
 
 def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], scene: Scene) -> tuple[State, list[Verdict]]:
@@ -322,7 +322,7 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
         held = not quiet or watchdog.holds(state.frozen, state, scene)
         if now - state.frozen_at < limits.post_mortem_s or held or any(death.code for death in state.deaths.values()):
             return state, watchdog.told(state.frozen, state, scene)
-        state = replace(state, frozen=(), frozen_at=None, troubles=())
+        state = changed(state, frozen=(), frozen_at=None, troubles=())
         return state, verdicts
     last = {verdict.key: verdict for verdict in state.last}
     followers = victims.followers(state, scene.ranks)
@@ -339,7 +339,7 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
     frozen = [verdict for verdict in before if verdict.cause in _ALL_INSIDE or not verdict.culprit_ranks or not followers.issuperset(verdict.culprit_ranks)]
     keys = {verdict.key for verdict in verdicts}
     frozen += [last.get(trouble.key, trouble.verdict) for trouble in fired if trouble.verdict is not None and trouble.key not in keys]
-    state = replace(state, frozen=tuple(frozen), frozen_at=now)
+    state = changed(state, frozen=tuple(frozen), frozen_at=now)
     return state, watchdog.told(frozen, state, scene)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any
 
 from rankwatch.model import Calls, Crash, RankState, Verdict
+from rankwatch.monitor.nodes.frozen import constructor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -219,6 +222,19 @@ class State:
     lateness: Mapping[tuple[object, ...], Lateness] = field(default_factory=dict)
     idle_since: float | None = None
     idle_mark: tuple[object, ...] = ()
+
+
+_made = constructor(State)
+_values = attrgetter(*(each.name for each in fields(State)))
+_SETTERS = {each.name: getattr(State, each.name).__set__ for each in fields(State)}  # of its slots, which do not know that it is frozen
+
+
+def changed(state: State, **changes: Any) -> State:
+    """What `dataclasses.replace` gives, in a sixth of its time: every look makes some fifteen. A name that is no field is a KeyError."""
+    made = _made(*_values(state))
+    for name, value in changes.items():
+        _SETTERS[name](made, value)
+    return made
 
 
 def age(pauses: tuple[tuple[float, float], ...], since: float, now: float) -> float:
