@@ -16,6 +16,7 @@ from rankwatch.config import Options
 from rankwatch.model import Incident, Status
 from rankwatch.monitor.files import RunFiles, as_json
 from rankwatch.monitor.pool import Job
+from rankwatch.serve.shared import Shared
 
 if TYPE_CHECKING:
     from rankwatch.export.prometheus import Exporter
@@ -47,6 +48,7 @@ class Web:
         self._stopped = False
         self._url = ""
         self.token_at = ""  # the file of the token that the server asks for
+        self._shared_home, self._shared_state = Shared(self._home, status), Shared(self._state, status)
 
     def start(self) -> None:
         """Listen, or say in one line why not. The job does not depend on it. A second call does nothing.
@@ -113,14 +115,14 @@ class Web:
     def routes(self) -> Mapping[str, Route]:
         """Path -> route, for serve.server.Server."""
         return {
-            "/": self._home,
+            "/": self._shared_home,
             "/metrics": self._metrics,
             "/healthz": self._healthz,
-            "/api/v1/state": self._state,
+            "/api/v1/state": self._shared_state,
             "/api/v1/compile": self._compile,
             "/api/v1/incidents": self._incidents,
             "/incidents/": self._incident,
-            "/index.html": self._home,
+            "/index.html": self._shared_home,
             **({kept: self._archived} if (kept := self._archived_below()) else {}),
         }
 

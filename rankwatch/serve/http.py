@@ -13,6 +13,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 OPEN_PATHS = ("/metrics", "/healthz")
 """Served without the token: they show no stack and no path."""
+POLLED_PATHS = (*OPEN_PATHS, "/api/v1/state")
+"""What programs ask for again and again: it never waits behind pages."""
+_POLLED = re.compile(rf"(?:GET|HEAD) (?:{'|'.join(map(re.escape, POLLED_PATHS))})[ ?]".encode())
 _UNLIKE_A_HOST = re.compile(r"[\s@/?#\\]")
 
 
@@ -56,6 +59,11 @@ def find(routes: Mapping[str, Route], path: str) -> Route | None:
         return routes[path]
     prefixes = [prefix for prefix in routes if prefix.endswith("/") and prefix != "/" and path.startswith(prefix)]
     return routes[max(prefixes, key=len)] if prefixes else None
+
+
+def is_polled(first: bytes) -> bool:
+    """Whether the first bytes of a connection are a whole request for one of POLLED_PATHS. Only its turn depends on it: other spellings may wait."""
+    return b"\r\n\r\n" in first and _POLLED.match(first) is not None
 
 
 def split_target(target: str) -> tuple[str, dict[str, str]] | None:

@@ -1,32 +1,20 @@
-"""The launcher's HTTP server: standard library, hardened so that no client can hold up a scrape or the job.
+"""The launcher's HTTP server: who may read what, and how much is answered at once. No client can hold up a scrape or the job.
 
-A thread a connection, a bounded number of them; a connection that does not finish its request or does not read its answer is cut, and a TLS handshake is
-made in the connection's own thread. Routes run behind a semaphore, the open paths behind one of their own, so that slow pages never keep Prometheus
-out. Nothing here raises into the launcher once it runs.
+acceptor.py lets connections in, handler.py reads their requests within bounds and sends what `Server.answer` says. Routes run behind semaphores, one for
+each kind, so that slow pages never keep Prometheus out. Nothing here raises into the launcher once it runs.
 """
 
 from __future__ import annotations
 
-import errno
-import gzip
-import secrets
 import socket
-import ssl
-import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping
-from email.message import Message
-from http.client import LineTooLong
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BufferedIOBase
-from typing import Any
-from zlib import crc32
 
 from rankwatch.serve import address
-from rankwatch.serve.connections import Connections
+from rankwatch.serve.acceptor import Acceptor
 from rankwatch.serve.http import (
     OPEN_PATHS,
+    POLLED_PATHS,
     Request,
     Response,
     Route,
@@ -34,28 +22,12 @@ from rankwatch.serve.http import (
     host_allowed,
     is_bearer,
     is_loopback,
-    security_headers,
     split_target,
     token_given,
-    wants_gzip,
 )
 from rankwatch.serve.names import own_names
 from rankwatch.serve.tls import Tls
 
-RECEIVE_S = 5.0
-"""A single read or write may take so long."""
-REQUEST_S = 8.0
-"""A whole request head may take so long, however its bytes trickle; also how long a kept connection may idle."""
-POLL_S = 1.0
-"""How often the accepting thread looks for connections that are past their time."""
-ANSWER_S = 30.0
-"""A whole answer may take so long."""
-MAX_LINE = 4096
-MAX_HEAD_BYTES = 32 << 10
-"""All header lines of a request together: cookies of localhost are shared by all its ports."""
-MAX_CONNECTIONS = 256
-MAX_SENDING_BYTES = 64 << 20
-"""Bodies on their way, of all connections together."""
 AT_ONCE = 4
 """Pages that are made at once. They take turns at the interpreter lock: more of them are not ready sooner, and a scrape waits for each."""
 FILES_AT_ONCE = 16
@@ -64,7 +36,7 @@ OPEN_AT_ONCE = 8
 PATIENCE_S = 1.0
 """A page waits so long for its turn, then it is refused."""
 PORTS_TRIED = 32
-GZIP_FROM_BYTES = 1024
+_TAKEN = (98, 13, 48)  # EADDRINUSE on Linux, EACCES of a privileged port, EADDRINUSE on macOS
 
 __all__ = ["Request", "Response", "Route", "Server"]
 
@@ -74,12 +46,15 @@ class Slots:
 
     def __init__(self) -> None:
         self._open = threading.Semaphore(OPEN_AT_ONCE)
+        self._polled = threading.Semaphore(AT_ONCE)
         self._pages = threading.Semaphore(AT_ONCE)
         self._files = threading.Semaphore(FILES_AT_ONCE)
 
     def of(self, path: str, exact: bool) -> threading.Semaphore:
         """The slots of a path. exact: a route has that very name."""
-        return self._open if path in OPEN_PATHS else self._pages if exact else self._files
+        if path in POLLED_PATHS:
+            return self._open if path in OPEN_PATHS else self._polled
+        return self._pages if exact else self._files
 
 
 class Server:
@@ -97,13 +72,14 @@ class Server:
         self.notice = ""
         self.url = ""
         self.errors = 0
+        self._slots = Slots()
         self._off = listen.strip().lower() == "off"
         self._host, self._port = ("", 0) if self._off else address.parse(listen)
         self._routes = dict(routes)
         self._token = token or ""
         self._token_at = token_at
         self.tls = tls
-        self._http: _Listener | None = None
+        self._http: Acceptor | None = None
         guarded = bool(self._token) or (tls is not None and tls.clients_certified)
         if not self._off and not guarded and not is_loopback(self._host):
             self.notice = (
@@ -126,33 +102,30 @@ class Server:
             self._note(f"nothing is served: cannot listen on {self._host}:{self._port}: {error.strerror or error}; files and lines are written all the same")
             return ""
         self.url = address.url(self._host, self._http.server_address[1], "http" if self.tls is None else "https")
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": POLL_S}, name="rankwatch-http", daemon=True).start()
+        self._http.start()
         return self.url
 
     @property
     def port(self) -> int:
         """The one that it listens on, 0 while it does not."""
         http = self._http
-        return http.server_port if http is not None else 0
+        return int(http.server_address[1]) if http is not None else 0
 
     def stop(self) -> None:
         """Stop accepting and cut every connection, at once."""
         http, self._http = self._http, None
         if http is not None:
-            _cut(http.socket)  # wakes the accepting thread; where the system does not, it wakes within POLL_S
-            http.shutdown()
-            http.server_close()
-            http.cut_all()
+            http.stop()
 
     def _note(self, text: str) -> None:
         self.notice = f"{self.notice}; {text}" if self.notice else text
 
-    def _bind(self, family: socket.AddressFamily, host: str) -> _Listener:
+    def _bind(self, family: socket.AddressFamily, host: str) -> Acceptor:
         """The listening server; on the next free port where the wanted one is taken. OSError where none can be had."""
         tried = [self._port] if not self._port else [*range(self._port, min(65536, self._port + PORTS_TRIED)), 0]
         for port in tried:
             try:
-                http = _Listener(family, (host, port), self)
+                http = Acceptor(family, (host, port), self.answer, self._failed, self.tls)
             except OSError as error:
                 if error.errno not in _TAKEN or port == tried[-1]:
                     raise
@@ -164,7 +137,7 @@ class Server:
 
     # -- one request, in its connection's thread ---------------------------------------------------------------------------
 
-    def answer(self, method: str, target: str, headers: Mapping[str, str], version: str, nonce: str, slots: Slots) -> Response:
+    def answer(self, method: str, target: str, headers: Mapping[str, str], version: str, nonce: str) -> Response:
         """The response to one request: the rules first, then the route."""
         if method not in ("GET", "HEAD"):
             return Response("only GET and HEAD\n", status=405, headers={"Allow": "GET, HEAD"})
@@ -179,16 +152,19 @@ class Server:
         route = find(self._routes, path)
         if route is None:
             return Response("no such page\n", status=404)
-        slot = slots.of(path, exact=path in self._routes)
+        slot = self._slots.of(path, exact=path in self._routes)
         if not slot.acquire(timeout=PATIENCE_S):
             return Response("busy, try again\n", status=503, headers={"Retry-After": "1"})
         try:
             return route(Request(path, query, headers, method, nonce))
         except Exception as error:  # a page that fails must not end the server, let alone the launcher
-            self.errors += 1
+            self._failed()
             return Response(f"this page failed: {type(error).__name__}\n", status=500)
         finally:
             slot.release()
+
+    def _failed(self) -> None:
+        self.errors += 1
 
     def _refuse(self, path: str, headers: Mapping[str, str], version: str) -> Response | None:
         host = headers.get("host", "")
@@ -212,201 +188,3 @@ class Server:
                 headers={"WWW-Authenticate": f'{challenge} realm="rankwatch"'},
             )
         return None
-
-
-_TAKEN = (98, 13, 48)  # EADDRINUSE on Linux, EACCES of a privileged port, EADDRINUSE on macOS
-
-
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 512  # a full queue drops a connection attempt, and its client tries again after a second
-    allow_reuse_address = True
-
-    def __init__(self, family: socket.AddressFamily, where: tuple[str, int], owner: Server) -> None:
-        self.address_family = family
-        self.owner = owner
-        self.slots = Slots()
-        self.connections: Connections[socket.socket] = Connections(MAX_CONNECTIONS, MAX_SENDING_BYTES)
-        super().__init__(where, _Handler)
-
-    def server_bind(self) -> None:
-        """Without the standard library's look-up of our own name, which asks DNS and may hang."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if self.address_family == socket.AF_INET6 and self.server_address[0] == "::":
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def get_request(self) -> tuple[Any, Any]:
-        try:
-            connection, peer = super().get_request()
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # not stopped, but out of descriptors: the pending connection stays readable, do not spin on it
-                time.sleep(0.05)
-            raise
-        tls = self.owner.tls
-        if tls is not None:
-            try:
-                connection = tls.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-            except (OSError, ValueError) as error:  # gone already
-                connection.close()
-                raise OSError(f"no TLS on this connection: {error}") from None
-        victim = self.connections.admit(connection, time.monotonic(), REQUEST_S)
-        if victim is not None:
-            _cut(victim)
-        return connection, peer
-
-    def shutdown_request(self, request: Any) -> None:
-        self.connections.gone(request)
-        if isinstance(request, ssl.SSLSocket):
-            try:
-                request.settimeout(0)
-                request.unwrap()  # says the end of the stream to the client; its own is not waited for
-            except (OSError, ValueError):
-                pass
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Every POLL_S, in the accepting thread: cut what is past its time. Its own thread then closes it."""
-        for connection in self.connections.late(time.monotonic()):
-            _cut(connection)
-
-    def cut_all(self) -> None:
-        for connection in self.connections.all():
-            _cut(connection)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature is the base class's
-        """A client that went away is no news; what else a request has brought up ends its connection, and is counted."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            self.owner.errors += 1
-
-
-def _cut(connection: socket.socket) -> None:
-    try:
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # SSLSocket's own would let the thread that uses it go on in plain text
-    except OSError:
-        pass
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Listener
-    protocol_version = "HTTP/1.1"
-    server_version = "rankwatch"
-    sys_version = ""
-    timeout = RECEIVE_S
-    disable_nagle_algorithm = True
-
-    def handle(self) -> None:
-        """The handshake, where there is one, then the requests of a connection."""
-        if isinstance(self.connection, ssl.SSLSocket):
-            try:
-                self.connection.do_handshake()  # within RECEIVE_S
-            except ssl.SSLError as error:
-                if error.reason == "HTTP_REQUEST":
-                    socket.socket.sendall(self.connection, _PLAIN_HTTP)
-                raise
-        super().handle()
-
-    def handle_one_request(self) -> None:
-        """As the standard library's, with a bounded head, one dispatch for every method, and a deadline for each part."""
-        connections = self.server.connections
-        try:
-            connections.reading(self.connection, time.monotonic(), REQUEST_S)
-            self.raw_requestline = self.rfile.readline(MAX_LINE + 1)
-            if len(self.raw_requestline) > MAX_LINE:
-                self.requestline, self.request_version, self.command = "", "", ""
-                self._send(Response("the request line is too long\n", status=414), secrets.token_urlsafe(12), close=True)
-                return
-            if not self.raw_requestline:
-                self.close_connection = True
-                return
-            if not self._parse_bounded():
-                return
-            connections.working(self.connection, time.monotonic(), ANSWER_S)
-            if any(len(self.headers.get_all(name, ())) > 1 for name in _SINGLE):
-                self.send_error(400)  # which of two counts is where attacks begin
-                return
-            headers = _plain(self.headers)
-            nonce = secrets.token_urlsafe(12)
-            response = self.server.owner.answer(self.command, self.path, headers, self.request_version, nonce, self.server.slots)
-            # a body is never read; what follows it on the connection must not be taken for the next request
-            body_comes = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-            self._send(response, nonce, close=body_comes or self.command not in ("GET", "HEAD"), headers=headers)
-        except OSError:  # too slow, or gone
-            self.close_connection = True
-
-    def _parse_bounded(self) -> bool:
-        whole = self.rfile
-        self.rfile = _Head(whole, MAX_HEAD_BYTES)  # type: ignore[assignment]
-        try:
-            return self.parse_request()
-        finally:
-            self.rfile = whole
-
-    def _send(self, response: Response, nonce: str, close: bool, headers: Mapping[str, str] | None = None) -> None:
-        asked = headers or {}
-        body, status = response.payload, response.status
-        extra = {**security_headers(nonce), **response.headers}
-        if status == 200:
-            extra["ETag"] = f'W/"{crc32(body):08x}-{len(body)}"'
-            if asked.get("if-none-match") == extra["ETag"]:
-                status, body = 304, b""
-        if len(body) >= GZIP_FROM_BYTES and wants_gzip(asked):
-            body = gzip.compress(body, compresslevel=4, mtime=0)
-            extra["Content-Encoding"] = "gzip"
-        extra["Vary"] = "Accept, Accept-Encoding"
-        self.close_connection = self.close_connection or close or status == 400
-        if self.request_version == "HTTP/0.9":  # also what the standard library assumes of anything unreadable
-            self.request_version = "HTTP/1.0"
-        self.send_response(status)
-        for name, value in extra.items():
-            self.send_header(name, value.replace("\r", " ").replace("\n", " "))
-        if status != 304:
-            self.send_header("Content-Type", response.content_type)
-            self.send_header("Content-Length", str(len(body)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD" and body:
-            for slow in self.server.connections.sending(self.connection, time.monotonic(), len(body)):
-                _cut(slow)
-            self.wfile.write(body)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - the signature is the base class's
-        """The standard library's own refusals, in our form: nothing of the request comes back."""
-        self.command = getattr(self, "command", None) or ""
-        self._send(Response("bad request\n", status=code), secrets.token_urlsafe(12), close=True)
-
-    def handle_expect_100(self) -> bool:
-        """No `100 Continue`: a body is never wanted, the answer itself says so."""
-        return True
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the launcher's stderr belongs to the job."""
-
-
-_SINGLE = ("Host", "Authorization", "Content-Length", "Transfer-Encoding")
-_PLAIN_HTTP = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nX-Content-Type-Options: nosniff\r\nContent-Length: 39\r\nConnection: close\r\n\r\n"
-    b"this port speaks TLS: open it by https\n"
-)
-
-
-class _Head:
-    """The lines of one request's head, up to so many bytes in all."""
-
-    def __init__(self, whole: BufferedIOBase, limit_bytes: int) -> None:
-        self._whole = whole
-        self._left = limit_bytes
-
-    def readline(self, limit: int = -1) -> bytes:
-        line = self._whole.readline(min(limit, self._left + 1) if limit >= 0 else self._left + 1)
-        self._left -= len(line)
-        if self._left < 0:
-            raise LineTooLong("head")
-        return line
-
-
-def _plain(headers: Message) -> dict[str, str]:
-    return {name.lower(): str(value) for name, value in headers.items()}

@@ -9,7 +9,7 @@ from build_status import NOW, stuck_status
 
 from rankwatch.monitor.nodes import last_words, questions
 from rankwatch.monitor.nodes.pull import Puller
-from rankwatch.serve import server
+from rankwatch.serve import handler
 
 HEAD = len("GET  HTTP/1.1\r\n")
 
@@ -48,7 +48,7 @@ def test_of_many_the_gravest_are_told_in_a_request_that_every_launcher_takes():
     url = "https://" + "h" * 504
     for given in (None, order):
         target = questions.report(1 << 60, 1 << 60, wants, url, given, questions.News(words, "1"))
-        assert len(target) + HEAD <= server.MAX_LINE
+        assert len(target) + HEAD <= handler.MAX_LINE
     found = told(many)
     assert found.seen[0].id == "i-99"
     assert found.num_open == 31

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from rankwatch.serve import http, names, server
+from rankwatch.serve import acceptor, handler, http, names, server
 from rankwatch.serve.connections import Connections
-from rankwatch.serve.server import Response, Server, Slots
+from rankwatch.serve.server import Response, Server
 
 BODY = b"x" * 1_000_000
 BIG = b"x" * 8_000_000  # more than the socket buffers of both sides take
@@ -59,7 +59,7 @@ class Crowd:
         return answer[:12], len(answer.partition(b"\r\n\r\n")[2])
 
     def threads(self):
-        return sum(thread.name.startswith("Thread-") and "process_request_thread" in thread.name for thread in threading.enumerate())
+        return sum(thread.name == "rankwatch-http-connection" for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def test_a_scrape_is_answered_while_200_clients_hang(crowd, how):
 
 
 def test_a_scrape_is_answered_while_more_clients_hang_than_may_be_connected(crowd, monkeypatch):
-    for n in range(server.MAX_CONNECTIONS + 50):
+    for n in range(acceptor.MAX_CONNECTIONS + 50):
         crowd.join(list(HOW.values())[n % len(HOW)])
     assert crowd.scrape() == (b"HTTP/1.1 200", len(BODY))
-    assert crowd.threads() <= server.MAX_CONNECTIONS + server.AT_ONCE + server.OPEN_AT_ONCE
+    assert crowd.threads() <= acceptor.MAX_CONNECTIONS + server.AT_ONCE + server.OPEN_AT_ONCE
 
 
 def test_a_file_server_that_hangs_takes_neither_the_other_pages_nor_scrapes_along(crowd):
@@ -96,8 +96,8 @@ def test_a_file_server_that_hangs_takes_neither_the_other_pages_nor_scrapes_alon
 
 def test_slow_readers_are_cut_when_their_answers_would_take_too_much_memory(crowd, monkeypatch):
     """32 answers of 8 MB against room for 5: without the bound each of 256 readers would hold a body of its own."""
-    monkeypatch.setattr(server, "MAX_SENDING_BYTES", 40_000_000)
-    monkeypatch.setattr(server._Handler, "timeout", 60)  # not what cuts them here
+    monkeypatch.setattr(acceptor, "MAX_SENDING_BYTES", 40_000_000)
+    monkeypatch.setattr(handler.Handler, "timeout", 60)  # not what cuts them here
     tight = Crowd()
     try:
         for _ in range(32):
@@ -246,7 +246,7 @@ class TestBearerUnderAForeignName:
 
     def ask(self, token, path, bearer, listen="127.0.0.1:0"):
         headers = {"host": "evil.example", "authorization": f"Bearer {bearer}"}
-        return Server(listen, self.ROUTES, token).answer("GET", path, headers, "HTTP/1.1", "n", Slots())
+        return Server(listen, self.ROUTES, token).answer("GET", path, headers, "HTTP/1.1", "n")
 
     def test_it_opens_nothing_of_a_loopback_server_without_a_token(self):
         assert {self.ask(None, path, "x").status for path in self.ROUTES} == {421}
@@ -261,7 +261,7 @@ class TestBearerUnderAForeignName:
 class TestToken:
     def test_who_comes_without_it_is_told_where_it_lies(self):
         running = Server("127.0.0.1:0", {"/": lambda request: Response("page\n")}, "t0ken", token_at="/run/x/token")
-        answer = running.answer("GET", "/", {"host": "localhost"}, "HTTP/1.1", "n", Slots())
+        answer = running.answer("GET", "/", {"host": "localhost"}, "HTTP/1.1", "n")
         assert (answer.status, answer.body) == (
             401,
             f"the token is needed: as Bearer, or as the password of any user; it lies in /run/x/token on {socket.gethostname()}\n",
@@ -271,7 +271,7 @@ class TestToken:
     @pytest.mark.parametrize("target", ["/?token=t0ken", "/?access_token=t0ken", "/t0ken", "/?authorization=Bearer%20t0ken"])
     def test_it_is_not_taken_from_an_address(self, target):
         running = Server("127.0.0.1:0", {"/": lambda request: Response("page\n")}, "t0ken")
-        assert running.answer("GET", target, {"host": "localhost"}, "HTTP/1.1", "n", Slots()).status == 401
+        assert running.answer("GET", target, {"host": "localhost"}, "HTTP/1.1", "n").status == 401
 
     @pytest.mark.parametrize("given", ["t0ken", "t0keN", "", "t0ken-and-more"])
     def test_it_is_compared_in_constant_time_and_only_so(self, monkeypatch, given):

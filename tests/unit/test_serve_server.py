@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from rankwatch.serve import address, server
+from rankwatch.serve import acceptor, address, handler, server
 from rankwatch.serve.server import Response, Server
 
 TOKEN = "correct-horse"
@@ -312,7 +312,7 @@ class TestListening:
         connection = running.raw(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
         began = time.monotonic()
         running.server.stop()
-        assert time.monotonic() - began < 0.5 < server.POLL_S
+        assert time.monotonic() - began < 0.5 < acceptor.POLL_S
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(10) == b""
         with socket.socket() as again:
@@ -328,7 +328,7 @@ class TestBadClients:
         assert running.get("/metrics", timeout=4)[0] == 200  # before the first of them has timed out
 
     def test_more_connections_than_allowed_push_out_the_oldest_silent_one(self, site, monkeypatch):
-        monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+        monkeypatch.setattr(acceptor, "MAX_CONNECTIONS", 8)
         running = site()
         for _ in range(20):
             running.raw(b"G")
@@ -336,7 +336,7 @@ class TestBadClients:
         assert running.connections[0].recv(10) == b""
 
     def test_a_request_whose_bytes_trickle_is_cut_though_each_comes_in_time(self, site, monkeypatch):
-        monkeypatch.setattr(server, "REQUEST_S", 0.3)
+        monkeypatch.setattr(handler, "REQUEST_S", 0.3)
         running = site()
         connection = running.raw(b"GET /")
         began = time.monotonic()
@@ -350,13 +350,20 @@ class TestBadClients:
         connection.close()
 
     def test_idle_connections_lose_their_threads(self, site, monkeypatch):
-        monkeypatch.setattr(server, "REQUEST_S", 0.2)
+        monkeypatch.setattr(handler, "REQUEST_S", 0.2)
         running = site()
         before = threading.active_count()
         for _ in range(20):
-            running.raw()
+            running.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: threading.active_count() >= before + 15)
         wait_until(lambda: threading.active_count() <= before + 1)
+
+    def test_a_connection_that_has_said_nothing_has_no_thread(self, site):
+        running = site()
+        for _ in range(20):
+            running.raw()
+        assert running.get("/metrics")[0] == 200  # it came after them
+        assert sum(thread.name == "rankwatch-http-connection" for thread in threading.enumerate()) <= 1
 
     def test_readers_that_do_not_read_neither_block_scrapes_nor_other_pages(self, site):
         running = site()

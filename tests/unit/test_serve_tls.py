@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from rankwatch.serve import server, tls
+from rankwatch.serve import acceptor, handler, tls
 from rankwatch.serve.server import Response, Server
 
 TOKEN = "correct-horse"
@@ -169,13 +169,24 @@ class TestSilentClients:
             for connection in silent:
                 connection.close()
 
+    def test_a_handshake_that_waits_for_its_client_holds_no_place(self, start, files, monkeypatch):
+        monkeypatch.setattr(acceptor, "PLACES", 1)
+        monkeypatch.setattr(acceptor, "PLACE_S", 60)
+        running = start()
+        halves = [socket.create_connection(("127.0.0.1", running.port), timeout=10) for _ in range(5)]
+        for connection in halves:
+            connection.sendall(b"\x16\x03\x01\x02")
+        assert get(running, files, "/metrics") == (200, b"up 1\n")
+        for connection in halves:
+            connection.close()
+
     def test_a_handshake_that_does_not_come_is_cut(self, start, monkeypatch):
-        monkeypatch.setattr(server, "REQUEST_S", 0.2)
+        monkeypatch.setattr(handler, "REQUEST_S", 0.2)
         running = start()
         with socket.create_connection(("127.0.0.1", running.port), timeout=20) as connection:
             began = time.monotonic()
             assert connection.recv(10) == b""
-            assert time.monotonic() - began < server.RECEIVE_S
+            assert time.monotonic() - began < handler.RECEIVE_S
 
     def test_a_connection_that_is_cut_never_goes_on_in_plain_text(self, files):
         """SSLSocket.shutdown drops the encryption at once: a thread that is in the middle of an answer would then write it as it is."""
@@ -192,7 +203,7 @@ class TestSilentClients:
             with trusting(files).wrap_socket(theirs, server_hostname="localhost"):
                 thread.join(20)
                 connection = served["socket"]
-                server._cut(connection)
+                handler.cut(connection)
                 assert connection.version() is not None
                 with pytest.raises(OSError):
                     connection.sendall(b"secret")
