@@ -173,6 +173,7 @@ def report(found: Soak, num_ranks: int, against: dict[str, Any]) -> dict[str, An
     settled = [sample for sample in whole if sample.at_s >= whole[0].at_s + SETTLES * length]
     rows = {"launcher": [(sample.at_s, sample.launcher_rss_bytes) for sample in whole]}
     rows |= {f"rank {rank}": [(sample.at_s, sample.rank_rss_bytes[rank]) for sample in whole] for rank in range(num_ranks)}
+    rows["mean rank"] = [(sample.at_s, sum(sample.rank_rss_bytes) // num_ranks) for sample in whole]  # steadier than each of them
     memory = {}
     print(f"\n{'process':<10} {'RSS when training began':>24} {'settled':>9} {'end':>9} {'largest':>9}   MB/h once settled, 95 % interval")
     for name, points in rows.items():
