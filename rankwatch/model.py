@@ -46,7 +46,8 @@ PAGING: tuple[VerdictName, ...] = ("stuck", "failed", "timeout_imminent", "diver
 class Group:
     """One process group as one rank knows it. `generation` counts the groups of this name that the process has made, from 0.
 
-    set_at: line of the job that has set its timeout, "" where it is not known.
+    set_at: line of the job that has set its timeout, "" where it is not known. checked: of a group whose collectives torch checks before they start
+    (TORCH_DISTRIBUTED_DEBUG=DETAIL), its own number in gloo's recorder (-1 for none), then those of the groups that the checks run in; () for others.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Group:
     generation: int = 0
     created_wall_at: float = 0.0
     set_at: str = ""
+    checked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,8 @@ class Process:
     tracer: str = ""  # "gdb (pid 77)"
     children: tuple[str, ...] = ()  # names of living descendants, oldest first
     dead_children: tuple[tuple[int, int], ...] = ()  # pid and signal (0: none, or not known) of those that nobody has collected
+    stopped_children: tuple[int, ...] = ()  # pids of those in state T
+    main_cpu_s: float = 0.0  # of its main thread alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +280,7 @@ class Crash:
     traceback: str = ""
     source: str = ""
     at_wall: float | None = None
+    chain: tuple[tuple[str, str], ...] = ()  # (type, message) of what it was raised `from`, or while that was handled; the nearest first, at most 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,6 +455,7 @@ class JobSnapshot:
     restarting: bool = False  # with `final`: at these workers; torchrun starts others
     environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks: what is set there of NCCL's watchdog
     ras: Ras | None = None  # None: not asked, nothing was suspected
+    leaving: frozenset[int] = frozenset()  # ranks of other nodes that have told of a planned end, however long ago
 
     def ranks(self) -> dict[int, RankState]:
         """Every reported rank by number."""

@@ -43,6 +43,10 @@ def main(argv: Sequence[str], options: Options) -> int:
     )
     arguments = parser.parse_args(argv)
     path = arguments.path or options.run_dir or os.path.join(RUNS, LATEST)
+    run = run_of(path)
+    if run and (word := moved.words(run)):
+        say(word)
+    path = newest_of(path, run)
     if not os.path.exists(path):
         where = "" if arguments.path or options.run_dir else "; a run that was started with --run-dir is named by hand: rankwatch report DIR"
         return fail(f"{path} does not exist; name a run directory, an incident's folder or an incident.json{where}")
@@ -77,6 +81,25 @@ def main(argv: Sequence[str], options: Options) -> int:
     if not text:
         return EXIT_USAGE
     return _write(text, arguments.output)
+
+
+def run_of(path: str) -> str:
+    """The run directory of an incident's folder or of its incident.json; "" where `path` names neither."""
+    folder = os.path.abspath(path)
+    if os.path.basename(folder) == "incident.json":
+        folder = os.path.dirname(folder)
+    incidents = os.path.dirname(folder)
+    return os.path.dirname(incidents) if os.path.basename(incidents) == "incidents" else ""
+
+
+def newest_of(path: str, run: str) -> str:
+    """Where the newest word on an incident of `run` is: in its incident.json where the run's later files are, if there is one, else where `path` says."""
+    if not run:
+        return path
+    own = os.path.abspath(path)
+    own = own if os.path.basename(own) == "incident.json" else os.path.join(own, "incident.json")
+    newest = moved.newest(run, os.path.relpath(own, run))
+    return newest if newest != own else path
 
 
 def incident_files(path: str) -> list[str]:

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 
 from rankwatch.export.prometheus import Exporter
-from rankwatch.export.replace import PREFIX, SUFFIX, replace_file
 from rankwatch.model import Status
+from rankwatch.whole_files import PREFIX, SUFFIX, replace_file
 
 FINAL_KEPT_S = 600.0
 SILENT_KEPT_S = 3600.0
@@ -61,7 +61,7 @@ class Textfile:
         head = f"# rankwatch {'final' if final else 'running'} {node} {os.getpid()}\n".encode("ascii")
         path = os.path.join(self._directory, file_name(status.job.job_id, status.job.node))
         try:
-            replace_file(path, head + _HELP.sub(rb"\1 " + SAME_HELP, body))
+            replace_file(path, head + _HELP.sub(rb"\1 " + SAME_HELP, body), 0o644, despite_umask=True)
         except OSError:
             if final:
                 with contextlib.suppress(OSError):

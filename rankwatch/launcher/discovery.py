@@ -1,17 +1,6 @@
 """Where the launchers of a job of many nodes find each other: in torchrun's own store, or from a list (--peers, listed.py). Imports no torch.
 
-What torchrun hands over as `worker_group.store` (read in torch 2.13.0 and 2.14.1, run on 2.13.0):
-* static rendezvous: PrefixStore(run id, TCPStore(master_addr, master_port)), the server in node 0's launcher, the same object in every attempt, so
-  the keys of one attempt are still there in the next, until they are overwritten.
-* c10d: PrefixStore("torch.rendezvous.<id>.<round>", TCPStore(endpoint)); each round has a prefix of its own. The server is in the launcher that is
-  the endpoint, which need not be the one with group rank 0. TORCH_DISABLE_SHARE_RDZV_TCP_STORE only decides which store the ranks get, not this one.
-* etcd, etcd-v2: EtcdStore, a Python class without clone(); c10d with store_type=file: FileStore, whose clone() is the store itself, so that a
-  timeout set on it would be torchrun's. Launchers do not find each other through these; `problem` says so.
-
-PrefixStore.clone() is a PrefixStore of the same prefix around TCPStore.clone(): a connection of its own. It waits for one as long as the original's
-timeout says (a minute, ten for static), with lines on stderr; so do calls on a store that has died. Hence a plain connect, of CONNECT_S at most,
-comes before clone() and before every look. set_timeout() bounds get and wait; check and set on a server that is stopped block
-until it goes on (found by running it; the GIL is free). So all calls are one daemon thread's, nobody ever waits for it, and `problem` says how long.
+All calls on the store are one daemon thread's (store_link.py), nobody ever waits for it, and `problem` says how long it waits itself.
 """
 
 from __future__ import annotations
@@ -24,17 +13,15 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import rankwatch
-from rankwatch import shown
 from rankwatch.config.accepted import host_port
 from rankwatch.launcher import addresses, pace
 from rankwatch.launcher.announced import Announcement, AnnouncementError, decode
 from rankwatch.launcher.leaving import IN_TORCH
+from rankwatch.launcher.store_link import Operations, StoreLink, first_line
 from rankwatch.monitor.nodes.peer import Peer
 
 if TYPE_CHECKING:
@@ -44,20 +31,8 @@ if TYPE_CHECKING:
 
 JUDGE = "rankwatch/judge"
 NODE = "rankwatch/node/"
-CONNECT_S = 2.0
-CALL_S = 2.0
-BLOCKED_S = 5.0
 KEYS_AT_ONCE = 64
 SECRET_BYTES = 32
-LISTED_INSTEAD = "give --peers and --token-file on every node"
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    """What this launcher has asked of the store. bytes: of keys and values, both ways."""
-
-    calls: int = 0
-    bytes: int = 0
 
 
 def directory(start: Start, options: Options) -> Discovery | Listed:
@@ -103,11 +78,10 @@ class Discovery:
     ) -> None:
         self.on_change: Callable[[], None] | None = None
         self.port = port
-        self._store = store
+        self._store = StoreLink(store, reach, clock)
         self._group_rank = group_rank
         self._others = range(1, nnodes) if group_rank == 0 else range(0)
         self._read_token = token
-        self._reach = reach or _reach
         self._own_addresses = own_addresses or functools.partial(_own_addresses, given_address, local_addr)
         self._clock = clock
         self._spread = random.random()
@@ -119,13 +93,9 @@ class Discovery:
         self._judge: Announcement | None = None
         self._nodes: dict[int, Announcement] = {}
         self._wanted: tuple[int, str, tuple[int, ...], str] | None = None  # what publish was given
-        self._operations = Operations()
         self._problem = self._lacking = ""
         self._gone = False
-        self._calling_since: float | None = None
-        self._link: Any = None  # the thread's own, as what follows
-        self._place: tuple[str, int] | None = None
-        self._addresses: tuple[str, ...] = ()
+        self._addresses: tuple[str, ...] = ()  # the thread's own, as what follows
         self._written: tuple[int, str, tuple[int, ...], str] | None = None
         self._raw: dict[int, bytes] = {}
         self._unreachable = ""
@@ -225,15 +195,12 @@ class Discovery:
     @property
     def problem(self) -> str:
         """Why launchers may not be found; "" while nothing is known to be wrong."""
-        since = self._calling_since
-        if since is not None and (blocked_s := self._clock() - since) > BLOCKED_S:
-            return f"torchrun's store has not answered for {shown.duration(blocked_s)}"
-        return self._problem or self._unreachable
+        return self._store.blocked or self._problem or self._unreachable
 
     @property
     def operations(self) -> Operations:
         """What the store has been asked so far."""
-        return self._operations
+        return self._store.operations
 
     # -- the thread
 
@@ -244,14 +211,15 @@ class Discovery:
                 break
             (self._halt if self._failures else self._wake).wait(pause_s)  # a store that fails is not asked more often because somebody is in a hurry
             self._wake.clear()
-        self._link = None  # the connection is closed here
+        self._store.drop()
 
     def look(self) -> float | None:
         """Read and write what is to be read and written; seconds until the next time, None for never."""
         try:
             if self._read_token is not None and not self._token and not self._take_token(self._read_token):
                 return pace.CALM_S
-            if not self._connected():
+            if lacking := self._store.connect():
+                self._give_up(lacking)
                 return None
             self._announce()
             if self._group_rank == 0:
@@ -260,42 +228,26 @@ class Discovery:
                 self._find_judge()
         except Exception as error:  # torch's errors are RuntimeErrors; a file's and a socket's are OSErrors
             return self._failed(error)
-        finally:
-            self._calling_since = None
         self._failures, self._looks = 0, self._looks + 1
         return pace.pause_s(self._looks - 1, 0, self._spread)
 
     def _failed(self, error: Exception) -> float | None:
-        now, self._link = self._clock(), None
+        now = self._clock()
+        self._store.drop()
         self._failing_since = self._failing_since if self._failures else now
         self._failures += 1
         if pace.hopeless(self._failures, now - self._failing_since):
-            self._give_up(f"torchrun's store is gone ({_first_line(error)}): launchers that have not been found until now stay unknown")
+            self._give_up(f"torchrun's store is gone ({first_line(error)}): launchers that have not been found until now stay unknown")
             return None
-        self._problem = f"torchrun's store cannot be asked ({_first_line(error)})"
+        self._problem = f"torchrun's store cannot be asked ({first_line(error)})"
         return pace.pause_s(self._looks, self._failures, self._spread)
-
-    def _connected(self) -> bool:
-        """A connection of our own to a store that answers. False: there can be none. Raises where there is none now."""
-        if self._place is None:
-            self._place, why = _place(self._store)
-            if self._place is None:
-                self._give_up(why)
-                return False
-        self._reach(*self._place)
-        if self._link is None:
-            self._calling_since = self._clock()
-            link = self._store.clone()
-            link.set_timeout(timedelta(seconds=CALL_S))
-            self._calling_since = None
-            self._link = link
-        return True
 
     def _find_others(self) -> None:
         """The judge's look."""
         found: dict[int, bytes] = {}
         for start in range(0, len(self._others), KEYS_AT_ONCE):
-            found.update(self._read_some(self._others[start : start + KEYS_AT_ONCE]))
+            keys = {f"{NODE}{rank}": rank for rank in self._others[start : start + KEYS_AT_ONCE]}
+            found.update({keys[key]: raw for key, raw in self._store.read_some(keys).items()})
             if self._halt.is_set():
                 return
         nodes, problems = dict(self._nodes), []
@@ -312,22 +264,13 @@ class Discovery:
         if changed:
             self._tell()
 
-    def _read_some(self, ranks: Iterable[int]) -> dict[int, bytes]:
-        """group rank -> what stands there, of those that are there: get would wait for a key that is not."""
-        wanted = list(ranks)
-        if not self._call("check", [f"{NODE}{rank}" for rank in wanted]):
-            wanted = [rank for rank in wanted if self._call("check", [f"{NODE}{rank}"])]
-        if not wanted:
-            return {}
-        return dict(zip(wanted, self._call("multi_get", [f"{NODE}{rank}" for rank in wanted]), strict=True))
-
     def _find_judge(self) -> None:
         """A member's look."""
-        if not self._call("check", [JUDGE]):
+        if not self._store.call("check", [JUDGE]):
             self._problem = ""
             return
         try:
-            judge = decode(self._call("get", JUDGE), 0)
+            judge = decode(self._store.call("get", JUDGE), 0)
         except AnnouncementError as error:
             self._problem = f"what the judge's launcher has announced cannot be used: {error}"
             return
@@ -344,10 +287,10 @@ class Discovery:
     def _announce(self) -> None:
         """Write what is not written yet."""
         wanted = self._wanted
-        if wanted is None or wanted == self._written or self._place is None:
+        if wanted is None or wanted == self._written or self._store.place is None:
             return
         port, nonce, ranks, run_name = wanted
-        self._addresses = self._addresses or self._own_addresses(*self._place)
+        self._addresses = self._addresses or self._own_addresses(*self._store.place)
         if not self._addresses:
             self._unreachable = "this machine has no address that other nodes reach: give --peer-address HOST"
             return
@@ -357,7 +300,7 @@ class Discovery:
         judges = self._group_rank == 0
         secret, orders = "" if token else self._secret, _digest(self._order_key)
         mine = Announcement(peer, secret, token, run_name, orders) if judges else Announcement(peer)
-        self._call("set", JUDGE if judges else f"{NODE}{self._group_rank}", mine.encode())
+        self._store.call("set", JUDGE if judges else f"{NODE}{self._group_rank}", mine.encode())
         self._written = wanted
 
     def _take_token(self, read: Callable[[], str]) -> bool:
@@ -375,15 +318,6 @@ class Discovery:
             self._tell()
         return True
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        """One call of the store. What it takes is seen in `problem` while it lasts."""
-        self._calling_since = self._clock()
-        result = getattr(self._link, name)(*arguments)
-        self._calling_since = None
-        before = self._operations
-        self._operations = Operations(before.calls + 1, before.bytes + _size(arguments) + _size(result))
-        return result
-
     def _give_up(self, problem: str) -> None:
         with self._known:
             self._problem, self._gone = problem, True
@@ -395,25 +329,6 @@ class Discovery:
             self.on_change()
 
 
-def _place(store: Any) -> tuple[tuple[str, int] | None, str]:
-    """Host and port of the TCPStore below the prefixes, or why there is none."""
-    base = store
-    for _ in range(8):
-        below = getattr(base, "underlying_store", None)
-        if below is None:
-            break
-        base = below
-    kind = type(base).__name__
-    if kind != "TCPStore" or not callable(getattr(store, "clone", None)):
-        return None, f"launchers cannot find each other through torchrun's {kind}: {LISTED_INSTEAD}"
-    return (str(base.host), int(base.port)), ""
-
-
-def _reach(host: str, port: int) -> None:
-    """OSError where nobody listens there any more."""
-    socket.create_connection((host, port), CONNECT_S).close()
-
-
 def _own_addresses(given: str, local_addr: str, host: str, port: int) -> tuple[str, ...]:
     """What to publish; host and port are the store's."""
     way = () if given or local_addr else addresses.routed(host, port)
@@ -422,14 +337,3 @@ def _own_addresses(given: str, local_addr: str, host: str, port: int) -> tuple[s
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
-
-
-def _size(value: Any) -> int:
-    """Bytes of the keys and values in a call's arguments or result."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    return sum(map(_size, value)) if isinstance(value, (list, tuple)) else 1
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

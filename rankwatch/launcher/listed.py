@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rankwatch.launcher import own_line
 from rankwatch.launcher.addresses import listed
-from rankwatch.launcher.discovery import Operations
+from rankwatch.launcher.store_link import Operations
 from rankwatch.monitor.nodes.peer import Peer
 
 MAX_LIST_BYTES = 1 << 20

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rankwatch.monitor.pool import Job
-from rankwatch.monitor.writer import write_atomically, write_in_place
+from rankwatch.whole_files import replace_file, write_in_place
 
 MAX_WAITING = 256
 CLAIM_WAIT_S = 1.0
@@ -110,7 +110,7 @@ class Archive:
                 os.close(fd)
                 fd = inner
             try:
-                write_atomically(file, data, 0o600 | (mode & 0o044), dir_fd=fd)
+                replace_file(file, data, 0o600 | (mode & 0o044), dir_fd=fd)
             except OSError as error:
                 if error.errno not in _NO_RENAME:
                     raise

@@ -7,15 +7,13 @@ the announcer, each with a bound, so that nothing but the judging itself delays 
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rankwatch import stderr
-from rankwatch.config import RUNS, Options
+from rankwatch.config import Options
 from rankwatch.model import Action, JobInfo, JobSnapshot, NodeReport, RankState, Status, Verdict, Want
 from rankwatch.monitor import failure, heap, published
 from rankwatch.monitor.action import ExitRequest
@@ -29,38 +27,30 @@ from rankwatch.monitor.evidence import Evidence
 from rankwatch.monitor.exits import ExitWatch
 from rankwatch.monitor.files import RunFiles
 from rankwatch.monitor.gathering import Gathering
-from rankwatch.monitor.nodes import leavers
-from rankwatch.monitor.nodes.together import FINAL_WAIT_S, Directory, Together
+from rankwatch.monitor.nodes.together import Directory
 from rankwatch.monitor.numerics import Numerics, records_of
 from rankwatch.monitor.on_demand import Found, OnDemand
 from rankwatch.monitor.on_stuck import OnStuck
+from rankwatch.monitor.other_nodes import OtherNodes
 from rankwatch.monitor.outside import Outside
 from rankwatch.monitor.policy import Limits
 from rankwatch.monitor.reader import Reader
 from rankwatch.monitor.second_opinions import SecondOpinions
 from rankwatch.monitor.stacks import StackCapture
+from rankwatch.monitor.watch_thread import ERRORS_IN_A_ROW, POLL_EVIDENCE_S, WatchThread
 from rankwatch.monitor.web import Web
 from rankwatch.monitor.workers import Workers
 from rankwatch.monitor.writer import Writer
 
 POLL_S = 0.5
 POLL_OPEN_S = 0.25
-POLL_EVIDENCE_S = 0.1
-NODES_FAILURE_S = 0.5  # so long other nodes are waited for when a rank has failed
 POLL_NODES_S = 2.5  # of the judge of many nodes, should no round of reports come: otherwise each round is looked at once
-ERRORS_IN_A_ROW = 20
 SETTLED_AFTER_S = 20.0
 ASKED_WAIT_S = 2.0  # for a look that is under way when somebody asks for stacks
 STOP_WAIT_S = {True: 0.2, False: 2.0}  # after success, after failure
 LATE_FILES_S = 0.7  # beyond that, for files that are not on disk yet
 LAST_HUNG_S = 1.0  # at the end nothing is left to wait for
 SHORT_JOB_S, SHORT_JOB_WAIT_S = 10.0, 5.0  # one that is over before we have begun to look still leaves its record and its last line
-
-
-@dataclass(slots=True)
-class _Command:
-    do: Callable[[], None]
-    done: threading.Event
 
 
 class Monitor:
@@ -71,7 +61,7 @@ class Monitor:
         self._limits = limits
         self._announcer = Announcer(out if out is not None else stderr.current(), options.log_format, limits.blind_after_s)
         self._writer = Writer(job.run_dir, self._announcer.notice)
-        self._outside = Outside(options, job, self._shown, self._served_at, self._announcer.notice)
+        self._outside = Outside(options, job, self._shown, lambda: self._web.served_at, self._announcer.notice)
         self._files = RunFiles(self._writer, archive=self._outside.archive)
         self._capture = StackCapture()
         self._evidence = Evidence(self._capture)
@@ -80,33 +70,25 @@ class Monitor:
         self._cases = Cases(self._files, self._announcer, self._command, self._evidence, self._outside.direct)
         self._web = Web(options, self._files, self._shown, self._announcer.notice)
         self._on_demand = OnDemand(
-            self._shown, self._find_asked, self._capture, self._files, self._announcer.notice, lambda: self._web.token_at, self._served_at
+            self._shown, self._find_asked, self._capture, self._files, self._announcer.notice, lambda: self._web.token_at, lambda: self._web.served_at
         )
         self._exits = ExitWatch(self._on_exit)
-        self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._thread = WatchThread(self._tick, self._poll_s, lambda: self._evidence.pending, self._take_evidence, self._tell_error)
+        self._nodes = OtherNodes(self._cases, self._announcer, self._files, self._thread.look_now, lambda: self.status.job.status_url)
         self._reader: Reader | None = None
         self._gathering: Gathering | None = None
-        self._together: Together | None = None  # in a job of many nodes
-        self._store_before = (0, 0)  # calls of torchrun's store and their bytes, of attempts that are over
         self._state = State()
         self._numerics = Numerics()
         self._compiles = CompileWatch(self._files)
         self._wants: tuple[Want, ...] = ()
         self._ending = ""
-        self._leaving: list[tuple[str, str]] = []  # (node, why): planned ends elsewhere since the workers started
-        self._next_at = 0.0
-        self._look_is_due = False
         self._failure_seen = False  # before any planned end: what follows such an end is nobody's fault
         self._failed_at: float | None = None  # the first failure that the launcher has told of, in this attempt
         self._looked_at: float | None = None
         self._cpu_at_start_s = time.process_time()
-        self._errors_in_a_row = 0
-        self._off = False
-        self._running = False
         self._started_at = 0.0
         self._acts = options.on_stuck == "exit"
         self._on_stuck = OnStuck(limits, self._writer)
-        self._refusal_said = False
 
     @property
     def exit_request(self) -> ExitRequest | None:
@@ -117,32 +99,31 @@ class Monitor:
 
     def start(self) -> None:
         """Begin; the workers may start later."""
-        if not self._running:
-            self._running = True
+        if not self._thread.running:
             self._started_at = time.monotonic()
             heap.keep_large_apart()
-            threading.Thread(target=self._run, name="rankwatch-monitor", daemon=True).start()
+            self._thread.start()
 
     def workers_started(self, workers: Workers, directory: Directory | None = None) -> None:
         """These workers run now. directory: where the launchers of the other nodes are found."""
-        self._send(lambda: self._take_workers(workers, directory))
+        self._thread.send(lambda: self._take_workers(workers, directory))
 
     def workers_failing(self, exits: Mapping[int, int], deadline_s: float) -> None:
         """These ranks have exited badly (rank -> exit code) and torchrun is about to end the others: look now, while they live."""
         known, until = dict(exits), time.monotonic() + deadline_s
-        self._send(lambda: self._look_at_failure(known, until), deadline_s)
+        self._thread.send(lambda: self._look_at_failure(known, until), deadline_s)
 
     def ending(self, reason: str) -> None:
         """A planned end, or torchrun's own stop of the workers, begins."""
-        self._send(lambda: self._end(reason))
+        self._thread.send(lambda: self._end(reason))
 
     def workers_stopped(self, reason: str) -> None:
         """The workers are gone."""
-        self._send(lambda: self._drop_workers(reason))
+        self._thread.send(lambda: self._files.event(time.time(), "workers_stopped", {"reason": reason}))
 
     def restarting(self, attempt: int) -> None:
         """New workers follow."""
-        self._send(lambda: self._restart(attempt))
+        self._thread.send(lambda: self._restart(attempt))
 
     def stop(self, exit_code: int | None) -> None:
         """Judge once more, write and say what is left. At most 0.2 s after success, 2 s after failure; 5 s where the job took less than ten;
@@ -150,83 +131,37 @@ class Monitor:
         short = time.monotonic() - self._started_at < SHORT_JOB_S
         wait_s = SHORT_JOB_WAIT_S if short else STOP_WAIT_S[exit_code == 0]
         until = time.monotonic() + wait_s
-        self._send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S + self._outside.end_wait_s)
-        self._running = False
-
-    def _send(self, do: Callable[[], None], wait_s: float = 0.0) -> None:
-        command = _Command(do, threading.Event())
-        self._queue.put(command)
-        if wait_s > 0 and self._running:
-            command.done.wait(wait_s)
+        self._thread.send(lambda: self._finish(exit_code, until), wait_s + LATE_FILES_S + self._outside.end_wait_s)
+        self._thread.stop()
 
     # -- the thread --------------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while self._running:
-            now = time.monotonic()
-            if now >= self._next_at:
-                self._guarded(self._tick)
-                self._next_at = time.monotonic() + self._poll_s()
-            elif self._evidence.pending:
-                self._guarded(self._take_evidence)
-            wait_s = max(0.001, self._next_at - time.monotonic())
-            try:
-                command = self._queue.get(timeout=min(wait_s, POLL_EVIDENCE_S) if self._evidence.pending else wait_s)
-            except queue.Empty:
-                continue
-            self._guarded(command.do)
-            command.done.set()
-
     def _poll_s(self) -> float:
         """Until the next look, if nothing calls for one before."""
-        if self._together is not None and self._together.sets_pace:
+        if self._nodes.sets_pace:
             return POLL_NODES_S
         return POLL_OPEN_S if self._cases.book.open else POLL_S
 
-    def _look_now(self) -> None:
-        """Another node's reports have come in, or the judge asks for something (any thread). Several calls before the look are one."""
-        if not self._look_is_due:
-            self._look_is_due = True
-            self._send(self._look_early)
-
-    def _look_early(self) -> None:
-        self._look_is_due = False
-        self._tick()
-        self._next_at = time.monotonic() + self._poll_s()
-
-    def _guarded(self, do: Callable[[], None]) -> None:
-        """Run one piece of work; what it raises is counted, said once, and never ends the thread."""
-        try:
-            do()
-            self._errors_in_a_row = 0
-        except Exception as error:
-            self._errors_in_a_row += 1
-            text = f"{type(error).__name__}: {error} ({failure.where(error)})"
-            health = self.status.health
-            self.status = replace(self.status, health=replace(health, errors=health.errors + 1, last_error=text))
-            if text != health.last_error:
-                self._announcer.notice(f"monitor error: {text}; the job is not affected")
-            if self._errors_in_a_row == ERRORS_IN_A_ROW:
-                self._off = True
-                self._announcer.notice(f"supervision off: {ERRORS_IN_A_ROW} errors in a row, the last: {text}; the job runs on; please report this")
+    def _tell_error(self, text: str, last: bool) -> None:
+        health = self.status.health
+        self.status = replace(self.status, health=replace(health, errors=health.errors + 1, last_error=text))
+        if text != health.last_error:
+            self._announcer.notice(f"monitor error: {text}; the job is not affected")
+        if last:
+            self._announcer.notice(f"supervision off: {ERRORS_IN_A_ROW} errors in a row, the last: {text}; the job runs on; please report this")
 
     def _tick(self, urgent: bool = False, final: bool = False, restarting: bool = False) -> None:
         """One look at everything: read, judge, fetch, publish, tell."""
         reader, gathering = self._reader, self._gathering
-        if reader is None or gathering is None or self._off:
+        if reader is None or gathering is None or self._thread.off:
             return
         began = time.monotonic()
         self._evidence.collect()
         suspected = bool(self._wants or self._cases.book.open)
         asked = gathering.asked_here(self._wants)
         report = self._evidence.into(reader.read(asked, urgent, final))
-        snapshot = replace(self._snapshot(reader, report, final), restarting=restarting)
-        snapshot = self._opinions.into(snapshot, suspected)
-        events = reader.take_events()
-        if self._together is not None:
-            self._together.offer(snapshot.nodes[0], events, self._ending, final)
-            snapshot = self._together.merge(snapshot)
-            events += self._together.take_events()
+        snapshot = self._opinions.into(self._snapshot(reader, report, final, restarting), suspected)
+        snapshot, events = self._nodes.exchange(snapshot, reader.take_events(), self._ending)
         self._state, verdicts, self._wants = diagnose(self._state, snapshot, snapshot.now, self._limits)
         changes = self._cases.judge(verdicts, snapshot, self._limits)
         if not final:
@@ -235,9 +170,9 @@ class Monitor:
         self._cases.attach(changes, self._recorders, self.status)
         self._compare_numbers(snapshot)
         self._publish(snapshot, verdicts, time.monotonic() - began)
-        self._look_around(snapshot)
+        self._nodes.look_around(snapshot, self._ending, self.status)
         self._cases.tell(changes, self.status)
-        self._guarded(lambda: self._look_at_compiles(events, snapshot))
+        self._thread.guarded(lambda: self._look_at_compiles(events, snapshot))
         for event in events:
             if event.get("kind") != "text":  # its place is compile/texts.jsonl
                 self._files.event(event.pop("wall_ns", snapshot.wall_at * 1e9) / 1e9, str(event.pop("kind", "event")), event)
@@ -245,18 +180,17 @@ class Monitor:
         self._writer.check()
         if not final:
             self._files.state(self._shown(), snapshot.now)
-        if self._acts and not self._ending and not final and self._cases.speaks and (self._together is None or self._together.may_act):
+        if self._acts and not self._ending and not final and self._nodes.may_act:
             self._consider(snapshot)
-        if self._together is not None:
-            self._obey(self._together, snapshot)
+        self._nodes.obey(snapshot, self._ending, self._on_stuck if self._acts else None)
 
-    def _snapshot(self, reader: Reader, report: NodeReport, final: bool) -> JobSnapshot:
+    def _snapshot(self, reader: Reader, report: NodeReport, final: bool, restarting: bool) -> JobSnapshot:
         now = time.monotonic()
         gap_s = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
         workers = reader.workers
         return JobSnapshot(
-            now, time.time(), workers.world_size, workers.attempt, (report,), self._ending, gap_s, reader.started_at, final, environment=workers.environment
+            now, time.time(), workers.world_size, workers.attempt, (report,), self._ending, gap_s, reader.started_at, final, restarting, workers.environment
         )
 
     def _compare_numbers(self, snapshot: JobSnapshot) -> None:
@@ -276,32 +210,11 @@ class Monitor:
         if request is not None:
             self._failure_seen = True  # the job fails by this; the block at its end names the culprit
             self._cases.act(request.incident, Action("exit", snapshot.wall_at, request.why), self.status)
-            if self._together is not None:
-                self._together.order_end(request.culprit_ranks, request.why)
-
-    def _obey(self, together: Together, snapshot: JobSnapshot) -> None:
-        """The judge ends the whole job: this node's workers too, where its own command says so."""
-        order = together.take_order()
-        if order is None or self._ending or snapshot.final:
-            return
-        self._files.event(snapshot.wall_at, "order", {"end": self._acts, "ranks": order.culprit_ranks, "why": order.why})
-        if self._acts:
-            self._on_stuck.obey(snapshot.attempt, order.culprit_ranks, order.why)
-        elif not self._refusal_said:
-            self._refusal_said = True
-            self._announcer.notice("the judge of the job ends the workers (--on-stuck exit); this launcher was started without it: its workers run on")
+            self._nodes.order_end(request.culprit_ranks, request.why)
 
     def _settled(self, snapshot: JobSnapshot) -> bool:
-        ranks = snapshot.ranks()
-        everybody = self._together is None or not self._together.judges or len(ranks) == snapshot.world_size
-        known = everybody and settled(tuple(ranks.values())) and self._evidence.self_test is not None
+        known = self._nodes.all_seen(snapshot) and settled(tuple(snapshot.ranks().values())) and self._evidence.self_test is not None
         return known or snapshot.now - snapshot.started_at > SETTLED_AFTER_S
-
-    @property
-    def _store(self) -> tuple[int, int]:
-        """What torchrun's store has been asked so far: calls, bytes."""
-        (calls, sizes), (now_calls, now_sizes) = self._store_before, self._together.store if self._together is not None else (0, 0)
-        return calls + now_calls, sizes + now_sizes
 
     def _take_evidence(self) -> None:
         """Between two looks: stacks that have come in go into the open incidents at once; nothing is judged."""
@@ -323,38 +236,12 @@ class Monitor:
             if self._gathering is not None:
                 found.append(self._gathering.on_demand(ranks, native))
 
-        self._send(find, ASKED_WAIT_S)
+        self._thread.send(find, ASKED_WAIT_S)
         return found[0] if found else None
 
     def _shown(self) -> Status:
-        """The Status for pages and metrics: verdicts and incidents are the judge's alone."""
-        if self._cases.speaks or self._together is None:
-            return self.status
-        return replace(self.status, verdicts=(), open_incidents=(), closed_incidents=(), judge=self._together.judge or "another node")
-
-    def _speak(self, speaks: bool, anew: bool = False) -> None:
-        takes_over = speaks and not self._cases.speaks and not anew
-        together = self._together if takes_over else None
-        self._cases.speaks = speaks
-        ended, last_words = (together.judge_has_ended, together.last_words()) if together is not None else (False, [])
-        self._announcer.speak(speaks, self.status, anew, ended, last_words)
-        if takes_over:
-            self._cases.take_over(self.status)
-
-    def _look_around(self, snapshot: JobSnapshot) -> None:
-        """Who of the other nodes reports, and who speaks for the job."""
-        together = self._together
-        if together is None:
-            return
-        together.tell_news(snapshot.nodes)
-        for ending in together.take_endings():
-            self._leaving.append((str(ending["node"]), str(ending["reason"])))
-            self._files.event(snapshot.wall_at, ending.pop("kind"), ending)
-        together.tell_open(self._cases.book.open, snapshot.wall_at)
-        speaks = not together.spoken_for(snapshot.now)
-        if speaks and not self._cases.speaks and (self._ending or snapshot.final):
-            return  # what is to be said of the end is said at the end
-        self._speak(speaks)
+        """The Status for pages and metrics (any thread)."""
+        return self._nodes.shown(self.status)
 
     def _publish(self, snapshot: JobSnapshot, verdicts: tuple[Verdict, ...], took_s: float) -> None:
         health = replace(
@@ -366,16 +253,14 @@ class Monitor:
             writes_dropped=self._writer.dropped + self._outside.failed,
             stack_dumps=dict(self._capture.counts),
             last_stack_dump_s=self._capture.last_s,
-            store_calls=self._store[0],
-            store_bytes=self._store[1],
+            store_calls=self._nodes.store[0],
+            store_bytes=self._nodes.store[1],
             notifications={**self._outside.direct.counts, **self._command.counts},
         )
         self.status = published.status(self.status, snapshot, verdicts, self._cases.book, health, self._web.url, self._files.home, self._evidence.self_test)
-        capabilities = {**self.status.job.capabilities, **self._opinions.capabilities()}
-        if self._together is not None and self._together.judges:
-            capabilities["nodes"] = self._together.problem or "ok"
-        self.status = replace(self.status, job=replace(self.status.job, capabilities=capabilities, archive_failed=self._outside.archive_failed))
-        self.status = replace(self.status, waiting=ledger.rows(self._state.ledger, over=snapshot.final))
+        capabilities = {**self.status.job.capabilities, **self._opinions.capabilities(), **self._nodes.capabilities()}
+        job = replace(self.status.job, capabilities=capabilities, archive_failed=self._outside.archive_failed)
+        self.status = replace(self.status, job=job, waiting=ledger.rows(self._state.ledger, over=snapshot.final))
 
     # -- the launcher's calls, in the thread ---------------------------------------------------------------------------------
 
@@ -383,18 +268,13 @@ class Monitor:
         self._end_attempt()
         if workers.group_rank == 0:
             self._files.prefix = ""
-            self._guarded(self._claim_archive)
+            self._thread.guarded(self._claim_archive)
         elif self._files.prefix == "":
             self._files.prefix = published.node_prefix(workers.node)
             self.status = replace(self.status, job=replace(self.status.job, archive_url=""))  # the archive is the first node's, which has the whole job
         self._reader = reader = Reader(workers)
-        if directory is not None and workers.nnodes > 1:
-            folder, run_name = os.path.split(self._writer.root)
-            run_name = run_name if os.path.basename(folder) == RUNS else ""  # one that was given is given to every node
-            self._together = Together(workers, directory, run_name, self._announcer.notice, self._look_now, lambda: self.status.job.status_url)
-            self._together.start(reader.raw_recorders)
-        self._speak(self._together is None or self._together.judges, anew=True)
-        self._gathering = Gathering(self._evidence, reader, self._together, self._states)
+        self._nodes.begin(workers, directory, self._writer.root, reader.raw_recorders, self.status)
+        self._gathering = Gathering(self._evidence, reader, self._nodes.together, self._states)
         self._state, self._wants, self._ending, self._looked_at = State(ledger=self._state.ledger, past=repeats.ended(self._state)), (), "", None
         self._on_stuck.begin()
         self._numerics = Numerics()
@@ -406,29 +286,23 @@ class Monitor:
         for worker in workers.workers:
             self._exits.add(worker.pid)
         self._files.event(time.time(), "workers_started", {"attempt": workers.attempt, "pids": {worker.rank: worker.pid for worker in workers.workers}})
-        self._guarded(self._web.start)
-        self._guarded(lambda: self._outside.begin(self.status.job, judges=self._together is None or self._together.judges))
-        self._guarded(lambda: self._on_demand.begin(workers))
+        self._thread.guarded(self._web.start)
+        self._thread.guarded(lambda: self._outside.begin(self.status.job, judges=self._nodes.judges))
+        self._thread.guarded(lambda: self._on_demand.begin(workers))
         job = replace(self.status.job, status_url=self._web.url, world_size=workers.world_size, nnodes=workers.nnodes, run_dir=self._files.home)
-        if workers.group_rank == 0 and (left := leavers.words(self._leaving, self.status.job.nnodes, workers.world_size, workers.nnodes)):
-            self._announcer.notice(left)
-        self._leaving = []
+        self._nodes.tell_leavers(workers, self.status.job.nnodes)
         self.status = replace(self.status, job=job, state="starting")
         self._files.run(self.status)
 
     def _claim_archive(self) -> None:
         self.status = replace(self.status, job=replace(self.status.job, archive_url=self._outside.claim_archive()))
 
-    def _served_at(self) -> str:
-        """Where the status page is reached on this node (any thread)."""
-        return self._web.served_at
-
     def _on_exit(self, pid: int, code: int | None) -> None:
         """A child has ended (exit watch's thread): note its code and look at once, torchrun may reap it within 0.1 s."""
         reader = self._reader
         if reader is not None:
             reader.exited_pid(pid, code)
-            self._send(self._tick)
+            self._thread.send(self._tick)
 
     def _look_at_failure(self, exits: Mapping[int, int], until: float) -> None:
         reader, gathering = self._reader, self._gathering
@@ -438,17 +312,14 @@ class Monitor:
         self._failed_at = self._failed_at or time.monotonic()
         self._failure_seen = self._failure_seen or not self._ending
         gathering.everybody()
-        if self._together is not None:
-            self._together.pull_now(min(NODES_FAILURE_S, until - time.monotonic()))  # the first death may be elsewhere
+        self._nodes.newest(until - time.monotonic())
         self._tick(urgent=True)
-        if self._together is not None:
-            self._together.hand_over(min(NODES_FAILURE_S, until - time.monotonic()))
+        self._nodes.hand_over(until - time.monotonic())
         self._evidence.wait(until - time.monotonic() - 0.1)
         self._take_evidence()
         while self._state.failure_held and time.monotonic() < until - 0.2:
             time.sleep(POLL_EVIDENCE_S)  # what its peers say as they end decides who is named
-            if self._together is not None:
-                self._together.pull_now(POLL_EVIDENCE_S)
+            self._nodes.newest(POLL_EVIDENCE_S)
             self._tick(urgent=True)
         self._writer.flush(max(0.0, until - time.monotonic() - 0.05))
 
@@ -457,30 +328,18 @@ class Monitor:
             self._ending = reason
             self._files.event(time.time(), "ending", {"reason": reason})
 
-    def _drop_workers(self, reason: str) -> None:
-        self._files.event(time.time(), "workers_stopped", {"reason": reason})
-
     def _end_attempt(self) -> None:
         """The last look at workers that others follow; what was wrong with them ends with them."""
         if self._reader is None:
             return
-        self._guarded(lambda: self._tick(final=True, restarting=True))
+        self._thread.guarded(lambda: self._tick(final=True, restarting=True))
         self._reader.close()
         self._reader = None
-        self._part()
+        self._nodes.part()
         if self.status.snapshot is not None:
             changes = self._cases.end_attempt(self.status.snapshot, self._limits)
             self.status = replace(self.status, open_incidents=self._cases.book.open, closed_incidents=self._cases.book.closed, verdicts=())
             self._cases.tell(changes, self.status)
-
-    def _part(self) -> None:
-        """The other nodes are found anew by the next workers."""
-        if self._together is not None:
-            if self._together.judge_has_ended and self._together.judge_node:
-                self._leaving.append((self._together.judge_node, ""))
-            self._store_before = self._store
-            self._together.stop()
-            self._together = None
 
     def _restart(self, attempt: int) -> None:
         self._end_attempt()
@@ -492,17 +351,14 @@ class Monitor:
         """The last look, the last files, the last lines."""
         failed = exit_code != 0
         began = self._failed_at or time.monotonic()
-        if self._together is not None and failed:
-            self._together.pull_now(min(NODES_FAILURE_S, (until - time.monotonic()) / 3))
-        self._guarded(lambda: self._tick(final=True))
-        if self._together is not None:
-            self._together.hand_over(FINAL_WAIT_S[not failed])
-            if failed and not self._cases.speaks:
-                self._end_without_judge(self._together, began)
+        if failed:
+            self._nodes.newest((until - time.monotonic()) / 3)
+        self._thread.guarded(lambda: self._tick(final=True))
+        self._nodes.end(failed, began, self._failure_seen, self.status)
         self.status = replace(self.status, state="failed" if failed else "done", exit_code=exit_code)
         self._cases.job_ended(self.status)
         told_at = time.monotonic()
-        self._guarded(lambda: self._outside.tell_pod(self._cases.speaks))
+        self._thread.guarded(lambda: self._outside.tell_pod(self._cases.speaks))
         until += time.monotonic() - told_at
         self._outside.finish()
         self._files.event(time.time(), "end", {"exit_code": exit_code})
@@ -514,8 +370,7 @@ class Monitor:
             blame = failed and (self._failure_seen or not self._ending)
             tails = failure.log_tails(self._reader.workers.workers, (until - time.monotonic()) / 2) if blame else {}
             self._announcer.ended(shown_status, blame, tails, [worker.rank for worker in self._reader.workers.workers if not worker.stderr])
-        if self._together is not None:
-            self._together.tell_end(failed, (until - time.monotonic()) / 3)
+        self._nodes.tell_end(failed, (until - time.monotonic()) / 3)
         self._announcer.flush(max(0.02, (until - time.monotonic()) / 2))
         if not self._writer.flush(max(0.02, until + LATE_FILES_S - time.monotonic() - 0.1)):
             self._announcer.notice(f"not everything could be written to {self._writer.root}: it has not answered in time; files of this run are missing there")
@@ -524,20 +379,13 @@ class Monitor:
         for late in self._outside.wait(until, LATE_FILES_S, shown_at):
             self._announcer.notice(late)
         self._announcer.flush(0.05)
-        self._running = False
-        self._part()
+        self._thread.stop()
+        self._nodes.part()
         self._web.stop()
         self._outside.stop()
         self._on_demand.stop()
         self._exits.close()
         self._opinions.close()
-
-    def _end_without_judge(self, together: Together, began: float) -> None:
-        """A member's job has failed: should nobody else say how, it does; where its judge has said so and is gone, it says where."""
-        if together.judge_is_gone(began):
-            self._speak(True)
-        elif together.judge_has_told(time.monotonic()) and (self._failure_seen or self._cases.book.open):
-            self._announcer.notice(f"{together.judge_node or 'the launcher of group rank 0'} has ended; its log tells of the whole job")
 
     def _with_files(self, wait_s: float) -> Status:
         """The status for the last lines, which name files: where they are, or no place where it hangs."""

@@ -1,15 +1,12 @@
 """All that one launcher can see of its ranks, as a NodeReport each time the loop asks.
 
-`read` never waits for a rank: questions to worker servers run in a small pool and their answers are picked up by this or a later call.
-Entries of the recorders are read on suspicion, on demand, and otherwise for the history of calls, as often as costs a fortieth of a core.
+`read` never waits for a rank: what its worker server is asked (asking.py) is answered to this or a later call.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -17,33 +14,23 @@ from typing import Any
 
 from rankwatch.model import NodeReport, Process, RankState, Want
 from rankwatch.monitor import recorder
+from rankwatch.monitor.asking import SILENT_BACKOFF_S, Asking, suspicious, waits_long
 from rankwatch.monitor.calls import Kinds
 from rankwatch.monitor.crash import crash_on_disk
 from rankwatch.monitor.device_times import Bandwidth
 from rankwatch.monitor.exits import child_exit
 from rankwatch.monitor.oom import OomWatch
-from rankwatch.monitor.pool import Job, Pool, wait_all
+from rankwatch.monitor.pool import Pool, wait_all
 from rankwatch.monitor.processes import Processes
 from rankwatch.monitor.slots import SlotReader
-from rankwatch.monitor.tracked import Reading, Tracked
-from rankwatch.monitor.worker_server import NCCL, ServerError, WorkerServer, compiles
+from rankwatch.monitor.tracked import Tracked
+from rankwatch.monitor.worker_server import WorkerServer
 from rankwatch.monitor.workers import Worker, Workers
 from rankwatch.wire.env import slot_name, socket_name
 
-STATUS_EVERY_S = 1.0
-FULL_EVERY_S = 1.0
-HISTORY_EVERY_S = 5.0
-HISTORY_CPU_FACTOR = 40.0  # of our own time
-HISTORY_RANK_FACTOR = 100.0  # of the longest answer, which the rank writes ...
-HISTORY_RANK_MOST_S = 8.0  # ... up to this: calls that do not match are told within ten seconds
-TAIL_ENTRIES = 256
-TAIL_FROM_BYTES = 1 << 18
-COST_FACTOR = 30.0
-SUSPICION_AFTER_S = 1.0
 SUSPECTED_FOR_S = 30.0
 ANSWER_WAIT_S = 0.15
 BLIND_AFTER_S = 30.0
-SILENT_BACKOFF_S = 2.0
 FRESH_S = 6.0
 REAPED_UNSEEN_S = 1.0
 OUTPUT_EVERY_S = 2.0
@@ -62,30 +49,23 @@ class Reader:
         self.workers = workers
         self.started_at = clock()
         self._clock = clock
-        self._wall = wall
         self._processes = processes or Processes(clock=clock)
-        self._pool = Pool("recorder", min(8, max(2, len(workers.workers))))
         self._disk = Pool("crash", 2)
-        self._parsing = threading.Lock()
         self._kinds = Kinds()
         self._bandwidth = Bandwidth()
         self._ranks = {worker.rank: self._start(worker) for worker in workers.workers}
         self._events: list[dict[str, Any]] = []
         self._oom = OomWatch(clock=clock)
-        self._wanted: dict[str, set[int]] = {"recorder": set(), "ping": set()}
+        self._asking = Asking(self._ranks, workers.history, clock, wall)
         self._suspected: dict[int, float] = {}  # rank -> when its stack was last asked for
-        self._next_full_at = 0.0
-        self._next_history_at = 0.0
-        self._history = workers.history
 
     def read(self, wants: Iterable[Want] = (), urgent: bool = False, final: bool = False) -> NodeReport:
         """Every local rank now. urgent: read the recorders of all living ranks and wait for them up to their deadline. final: ask nobody."""
         now = self._clock()
         for want in wants:
             ranks = [rank for rank in want.ranks if rank in self._ranks]
-            if want.kind in self._wanted:
-                self._wanted[want.kind].update(ranks)
-            elif want.kind == "stacks":
+            self._asking.want(want.kind, ranks)
+            if want.kind == "stacks":
                 self._suspected.update(dict.fromkeys(ranks, now))
         for rank in self._ranks.values():
             if rank.slot is not None:
@@ -97,15 +77,15 @@ class Reader:
             self._take(rank)
             rank.hear_last_words()
             rank.notice_waits(now)
-        asked = [] if final else self._ask(now, urgent)
+        asked = [] if final else self._asking.ask(now, urgent)
         wait_all(asked, 1.2 if urgent else ANSWER_WAIT_S)
         self._absorb()
-        suspicious = self._suspicious(now)
+        suspected = suspicious(self._ranks.values(), now)
         if not final:
-            self._read_output(now, suspicious)
+            self._read_output(now, suspected)
         return NodeReport(
             node=self.workers.node,
-            ranks=tuple(self._state(rank, now, suspicious) for rank in self._ranks.values()),
+            ranks=tuple(self._state(rank, now, suspected) for rank in self._ranks.values()),
             group_rank=self.workers.group_rank,
         )
 
@@ -124,7 +104,7 @@ class Reader:
     @property
     def suspicious(self) -> bool:
         """Whether a rank has been waiting for longer than a healthy one does."""
-        return self._suspicious(self._clock())
+        return suspicious(self._ranks.values(), self._clock())
 
     def raw_recorders(self, ranks: Iterable[int]) -> dict[int, dict[str, bytes]]:
         """The newest recorder JSON of these ranks, by rank and recorder; ranks that never gave any are left out."""
@@ -146,7 +126,7 @@ class Reader:
 
     def close(self) -> None:
         """End the helper threads and give the descriptors back."""
-        self._pool.close()
+        self._asking.close()
         self._disk.close()
         self._oom.close()
         for rank in self._ranks.values():
@@ -200,95 +180,6 @@ class Reader:
         guess = "is python started with -I, -E or -S, is PYTHONPATH replaced, or has the job a module named rankwatch?"
         return "silent", f"agent did not load within {BLIND_AFTER_S:g} s: {guess}"
 
-    # -- questions ------------------------------------------------------------------------------------------------------
-
-    def _ask(self, now: float, urgent: bool) -> list[Job[None]]:
-        """Hand out this poll's questions, at most one under way a rank; the jobs that may answer soon."""
-        full, history = self._full_due(now, urgent)
-        jobs = []
-        for number, rank in self._ranks.items():
-            if rank.server is None or rank.exit_code is not None or not rank.joined():
-                continue
-            if rank.busy is not None and not rank.busy.done:
-                continue
-            if now < rank.quiet_until and not urgent:
-                continue
-            creating = rank.slot is not None and rank.slot.state.group_in_creation is not None
-            whole = full or number in self._wanted["recorder"] or rank.unnamed()
-            wants_full = whole or (history and (self._history == "on" or rank.safe_at_any_time()))
-            wants_full = wants_full and (urgent or now - rank.full_at >= max(FULL_EVERY_S, COST_FACTOR * rank.full_cost_s)) and not creating
-            wants_status = rank.has_nccl() and not creating and now - rank.status_at >= STATUS_EVERY_S
-            wants_ping = (number in self._wanted["ping"] or rank.stale(now) or full) and now - rank.ping_at >= 1.0
-            if not (wants_full or wants_status or wants_ping):
-                continue
-            entries = ("whole" if whole else "newest") if wants_full else ""
-            rank.busy = self._pool.submit(lambda rank=rank, e=entries, s=wants_status, p=wants_ping: self._question(rank, e, s, p))  # type: ignore[misc]
-            if rank.busy is not None:
-                jobs.append(rank.busy)
-                self._wanted["recorder"].discard(number)
-                self._wanted["ping"].discard(number)
-        if jobs and full:
-            self._next_full_at = now + max(FULL_EVERY_S, COST_FACTOR * max(rank.full_cost_s for rank in self._ranks.values()))
-        if jobs and (full or history):
-            ours_s = sum(rank.history_cpu_s for rank in self._ranks.values())
-            theirs_s = max(rank.answer_s for rank in self._ranks.values())
-            self._next_history_at = now + max(HISTORY_EVERY_S, HISTORY_CPU_FACTOR * ours_s, min(HISTORY_RANK_FACTOR * theirs_s, HISTORY_RANK_MOST_S))
-        return jobs
-
-    def _full_due(self, now: float, urgent: bool) -> tuple[bool, bool]:
-        """(all ranks' entries because of a suspicion, entries of the cheap ones for the history)."""
-        if urgent:
-            return True, False
-        return self._suspicious(now) and now >= self._next_full_at, self._history != "off" and now >= self._next_history_at
-
-    def _question(self, rank: Tracked, entries: str, status: bool, ping: bool) -> None:
-        """Runs in the pool, alone for this rank. entries: "whole" | "newest" | "", which of them are parsed."""
-        server = rank.server
-        assert server is not None
-        now = self._clock()
-        try:
-            if ping:
-                rank.ping_at = now
-                server.ping()
-                rank.ping_ok, rank.answered_at = True, now
-            if status:
-                rank.status_at = now
-                rank.nccl_status = server.status() or {}
-            if entries:
-                rank.full_at = now
-                self._read_entries(rank, server, entries == "whole")
-            rank.quiet_until = 0.0
-        except ServerError as error:
-            rank.quiet_until = self._clock() + SILENT_BACKOFF_S
-            rank.ping_ok, rank.answered_at = (False if error.silent else None), self._clock()
-        except Exception:  # bytes from another process: a surprise in them must not end the pool's thread or the rank's view
-            rank.quiet_until = self._clock() + SILENT_BACKOFF_S
-
-    def _read_entries(self, rank: Tracked, server: WorkerServer, whole: bool) -> None:
-        began, cpu_began = time.perf_counter(), time.thread_time()
-        documents = server.recorders()
-        at, wall_at = self._clock(), self._wall()
-        rank.answer_s = time.perf_counter() - began
-        whole = whole or all(len(text) < TAIL_FROM_BYTES for text in documents.values())
-        parsed: dict[str, dict[str, Any]] = {}
-        for name, text in documents.items():
-            with self._parsing:  # 2,000 parsed entries are 6 MB: those of one rank at a time, and most of them are let go at once
-                document = json.loads(text if whole else recorder.tail(text, TAIL_ENTRIES))
-                if isinstance(document, dict):
-                    parsed[name] = recorder.newest(document)
-                document = None
-        if NCCL in parsed:
-            rank.nccl_status = {"pg_status": parsed[NCCL].get("pg_status") or {}}
-        log, times = rank.log, rank.times
-        scans = {name: log.scan(name, text) for name, text in documents.items()}
-        timed = tuple(times.scan(documents[NCCL])) if NCCL in documents else ()
-        rank.reading = Reading(documents, parsed, scans, log, at, wall_at, whole, timed)
-        rank.ping_ok, rank.answered_at = True, at
-        rank.full_cost_s = time.perf_counter() - began
-        if not whole:
-            rank.history_cpu_s = time.thread_time() - cpu_began
-        rank.witness, rank.witness_at = compiles(server.wait_counters()), self._clock()
-
     def _absorb(self) -> None:
         """What has just been answered. The groups are read anew: an answer may name one that was made since."""
         came = [rank for rank in self._ranks.values() if rank.reading is not None and rank.slot is not None]
@@ -305,18 +196,15 @@ class Reader:
     def _take(self, rank: Tracked) -> None:
         try:
             rank.absorb()
-        except Exception:  # as in _question
+        except Exception:  # bytes from another process: a surprise in them must not end the rank's view
             rank.quiet_until = self._clock() + SILENT_BACKOFF_S
 
-    def _suspicious(self, now: float) -> bool:
-        return any(rank.exit_code is None and now - since >= SUSPICION_AFTER_S for rank in self._ranks.values() for _done, since in rank.waits.values())
-
-    def _read_output(self, now: float, suspicious: bool) -> None:
+    def _read_output(self, now: float, suspected: bool) -> None:
         """What NCCL's watchdog prints, once ranks wait: it says when it has fired, and how far the end has got."""
         for rank in self._ranks.values():
             rank.hear_output(now)
             told = rank.watchdog.fired_at is not None
-            if not (suspicious or told) or not rank.output.known or rank.output_job is not None or not rank.has_nccl() or now - rank.output_at < OUTPUT_EVERY_S:
+            if not (suspected or told) or not rank.output.known or rank.output_job is not None or not rank.has_nccl() or now - rank.output_at < OUTPUT_EVERY_S:
                 continue
             rank.output_at = now
             rank.output_job = self._disk.submit(rank.output.read)
@@ -325,11 +213,10 @@ class Reader:
 
     def _suspect(self, rank: Tracked, now: float) -> bool:
         """Whether it is worth a close look, some 10 ms: it does not wait itself, or the judge has asked for its stack."""
-        waiting = any(now - since >= SUSPICION_AFTER_S for _done, since in rank.waits.values())
-        return not waiting or now - self._suspected.get(rank.worker.rank, -SUSPECTED_FOR_S) < SUSPECTED_FOR_S
+        return not waits_long(rank, now) or now - self._suspected.get(rank.worker.rank, -SUSPECTED_FOR_S) < SUSPECTED_FOR_S
 
-    def _state(self, rank: Tracked, now: float, suspicious: bool) -> RankState:
-        process = self._process(rank, rank.stale(now) or (suspicious and self._suspect(rank, now)))
+    def _state(self, rank: Tracked, now: float, suspected: bool) -> RankState:
+        process = self._process(rank, rank.stale(now) or (suspected and self._suspect(rank, now)))
         agent, detail = self._agent(rank, process, now)
         if not process.alive or rank.exit_code is not None:
             self._look_for_crash(rank)

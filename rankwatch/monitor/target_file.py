@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from rankwatch.config import DEFAULT, Options, accepted
 from rankwatch.export import discovery_files as files
-from rankwatch.export.replace import replace_file
 from rankwatch.model import JobInfo
 from rankwatch.serve.http import is_loopback
+from rankwatch.whole_files import replace_file
 
 STOP_WAIT_S = 0.2
 ADDRESS_LOOK_S = 1.0
@@ -110,7 +110,7 @@ class TargetFile:
 
     def _write(self, data: bytes) -> float:
         os.makedirs(self._folder, exist_ok=True)
-        replace_file(self.path, data)
+        replace_file(self.path, data, 0o644, despite_umask=True)
         self._written = True
         return files.renew(self.path)
 

@@ -10,7 +10,6 @@ import errno
 import os
 import queue
 import shutil
-import stat
 import tempfile
 import threading
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankwatch.report import moved
+from rankwatch.whole_files import append_whole, replace_file
 
 QUEUE_ENTRIES = 2000
 QUEUE_BYTES = 256 << 20
@@ -195,7 +195,7 @@ class Writer:
             _rotate(path, len(data))
             append_whole(path, data, _file_mode(mode))
         else:
-            write_atomically(path, data, _file_mode(mode))
+            replace_file(path, data, _file_mode(mode))
 
     def _make_again(self) -> bool:
         """A run directory that somebody removed is made once more, in its place."""
@@ -230,7 +230,7 @@ class Writer:
             return
         while True:
             try:
-                write_atomically(os.path.join(old, moved.NAME), moved.document(new), _file_mode(self._mode))
+                replace_file(os.path.join(old, moved.NAME), moved.document(new), _file_mode(self._mode))
                 return
             except OSError:
                 self._flushed.wait(WORD_EVERY_S)  # at the end of the run once more
@@ -246,64 +246,6 @@ class Writer:
             pass
 
 
-def write_atomically(path: str, data: bytes, mode: int = 0o600, dir_fd: int | None = None) -> None:
-    """Replace `path` (in the folder dir_fd, if given) so that a reader sees the old or the new whole. OSError as the file system gives it; no remains."""
-    beside = f"{path}.{os.getpid()}.tmp"
-    fd = _open_new(beside, mode, dir_fd)
-    try:
-        try:
-            _write_all(fd, data)
-        finally:
-            os.close(fd)
-        os.replace(beside, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-    except OSError:
-        try:
-            os.unlink(beside, dir_fd=dir_fd)
-        except OSError:
-            pass
-        raise
-
-
-def _open_new(path: str, mode: int, dir_fd: int | None) -> int:
-    """A file that was not there before: what a killed launcher left, or somebody laid there (a pipe would hold us, a link lead us elsewhere), goes first."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, mode, dir_fd=dir_fd)
-    except FileExistsError:
-        os.unlink(path, dir_fd=dir_fd)
-        return os.open(path, flags, mode, dir_fd=dir_fd)
-
-
-def write_in_place(path: str, data: bytes, mode: int = 0o600, dir_fd: int | None = None) -> None:
-    """For mounts that do not rename. OSError as the file system gives it, and for a link or anything else that is no file of one name."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, mode, dir_fd=dir_fd)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise OSError(errno.EINVAL, "it is no regular file of one name")
-        os.ftruncate(fd, 0)
-        _write_all(fd, data)
-    finally:
-        os.close(fd)
-
-
-def append_whole(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Add all of `data` or nothing: what a full disk took of it is cut off again. OSError as the file system gives it, or for what is no file."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
-        before = status.st_size
-        try:
-            _write_all(fd, data)
-        except OSError:
-            os.ftruncate(fd, before)
-            raise
-    finally:
-        os.close(fd)
-
-
 def _file_mode(directory_mode: int) -> int:
     return 0o600 | (directory_mode & 0o044)
 
@@ -317,12 +259,6 @@ def _make_directories(path: str, mode: int) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _rotate(path: str, more: int) -> None:

@@ -164,15 +164,6 @@ class TestArchive:
         assert (tmp_path / "precious").read_text() == "mine"
         assert (len(said), archive.dropped) == (1, 1)
 
-    def test_a_pipe_that_somebody_has_laid_where_a_page_is_written_first_holds_nothing_up(self, tmp_path):
-        (tmp_path / "job-run").mkdir()
-        os.mkfifo(tmp_path / "job-run" / f"index.html.{os.getpid()}.tmp")
-        archive = Archive(str(tmp_path), "job-run", said := Said())
-        archive.put("index.html", lambda: b"page")
-        assert archive.flush(10)
-        assert (tmp_path / "job-run" / "index.html").read_bytes() == b"page"
-        assert (said, os.listdir(tmp_path / "job-run")) == ([], ["index.html"])
-
     def test_what_everybody_may_write_they_may_not_write_below(self, tmp_path):
         os.chmod(tmp_path, 0o1777)
         before = os.umask(0)

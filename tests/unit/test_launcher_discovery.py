@@ -250,7 +250,7 @@ def test_a_store_that_is_gone_is_asked_ever_more_rarely_and_then_left_alone_with
     def refused(host, port):
         raise ConnectionRefusedError(111, "Connection refused")
 
-    member._reach = refused
+    member._store._reach = refused
     pauses = []
     for _ in range(20):
         job.clock.now += 10
@@ -282,7 +282,7 @@ def test_a_call_that_fails_gives_the_connection_up_and_the_next_look_makes_anoth
 def test_a_call_that_does_not_return_is_a_problem_with_its_time():
     job = Job()
     member = job.launchers[1]
-    member._calling_since = job.clock.now
+    member._store._calling_since = job.clock.now
     assert member.problem == ""
     job.clock.now += 90
     assert member.problem == "torchrun's store has not answered for 90 s"
@@ -702,16 +702,16 @@ def test_jobs_and_rounds_of_a_rendezvous_are_told_apart():
 
 def test_a_given_address_is_published_alone():
     launcher = discovery.directory(start(group_rank=0), Options(peer_address="node0.cluster:41000"))
-    launcher._reach = lambda host, port: None
+    launcher._store._reach = lambda host, port: None
     launcher.publish(41000, "aaaa", (0,))
     launcher.look()
-    assert decode(launcher._store.keys["rankwatch/judge"], 0).peer.addresses == ("node0.cluster",)
+    assert decode(launcher._store._store.keys["rankwatch/judge"], 0).peer.addresses == ("node0.cluster",)
 
 
 def test_torchruns_local_addr_is_published(monkeypatch):
     launcher = discovery.directory(start(group_rank=0, local_addr="10.9.0.1"), Options())
     monkeypatch.setattr(addresses, "routed", lambda host, port: never())
-    launcher._reach = lambda host, port: None
+    launcher._store._reach = lambda host, port: None
     launcher.publish(41000, "aaaa", (0,))
     launcher.look()
-    assert decode(launcher._store.keys["rankwatch/judge"], 0).peer.addresses == ("10.9.0.1",)
+    assert decode(launcher._store._store.keys["rankwatch/judge"], 0).peer.addresses == ("10.9.0.1",)

@@ -95,7 +95,7 @@ def monitor(tmp_path, monkeypatch):
     made = Monitor(Options(listen="off"), job, Limits.from_options(None, {}), out)
     made.out, made.run_dir = out, tmp_path
     yield made
-    made._running = False
+    made._thread.stop()
     made._exits.close()
 
 
@@ -196,7 +196,7 @@ def test_a_fault_of_ours_is_counted_said_once_and_ends_nothing(monitor, monkeypa
     monitor._take_workers(WORKERS)
     monkeypatch.setattr(FakeReader, "read", lambda self, *how: 1 / 0)
     for _ in range(3):
-        monitor._guarded(monitor._tick)
+        monitor._thread.guarded(monitor._tick)
     assert monitor.status.health.errors == 3
     assert "ZeroDivisionError" in monitor.status.health.last_error
     assert sum("monitor error: ZeroDivisionError" in line for line in said(monitor)) == 1
@@ -207,7 +207,7 @@ def test_twenty_faults_in_a_row_switch_supervision_off_with_one_line(monitor, mo
     monitor._take_workers(WORKERS)
     monkeypatch.setattr(FakeReader, "read", lambda self, *how: 1 / 0)
     for _ in range(25):
-        monitor._guarded(monitor._tick)
+        monitor._thread.guarded(monitor._tick)
     assert monitor.status.health.errors == 20
     assert sum("supervision off" in line for line in said(monitor)) == 1
     monkeypatch.undo()
@@ -392,14 +392,14 @@ def test_another_node_of_the_job_writes_below_nodes(monitor):
 @pytest.mark.parametrize(("fallback", "run"), [(True, "fallback"), (False, "")])
 def test_a_run_directory_that_hangs_at_the_end_is_told_and_no_file_is_named_that_is_not_there(monitor, tmp_path, monkeypatch, fallback, run):
     """The last lines name the fallback where it took the files, else no place, and say that files are missing."""
-    gate, real = threading.Event(), writer.write_atomically
+    gate, real = threading.Event(), writer.replace_file
 
     def write(path, data, mode):
         if not fallback or not path.startswith(str(tmp_path / "fallback")):
             gate.wait(30)
         real(path, data, mode)
 
-    monkeypatch.setattr(writer, "write_atomically", write)
+    monkeypatch.setattr(writer, "replace_file", write)
     monkeypatch.setattr(loop, "LAST_HUNG_S", 0.0)
     monkeypatch.setattr(loop, "LATE_FILES_S", 0.3)
     (tmp_path / "fallback").mkdir()
@@ -481,8 +481,8 @@ class Elsewhere:
 
 def as_member(monitor):
     monitor._take_workers(dataclasses.replace(WORKERS, group_rank=1))
-    part = monitor._together = Elsewhere()
-    monitor._speak(False, anew=True)
+    part = monitor._nodes.together = Elsewhere()
+    monitor._nodes._speak(False, monitor.status, anew=True)
     return part
 
 
@@ -517,7 +517,7 @@ def test_how_a_members_job_has_failed_is_said_by_it_or_by_the_judge_that_has_end
 
 def test_a_node_that_has_left_is_told_with_what_goes_on(monitor):
     monitor._take_workers(dataclasses.replace(WORKERS, nnodes=2))
-    part = monitor._together = Elsewhere()
+    part = monitor._nodes.together = Elsewhere()
     part.spoken, part.endings = False, ({"kind": "ending", "node": "worker-2", "reason": "SIGTERM to the launcher"},)
     monitor._tick()
     monitor._take_workers(dataclasses.replace(WORKERS, attempt=1))
@@ -534,7 +534,7 @@ def archiving(monitor, tmp_path):
     made = Monitor(options, dataclasses.replace(monitor.status.job, run_dir=str(tmp_path / "out")), Limits.from_options(None, {}), monitor.out)
     made.out = monitor.out
     yield made
-    made._running = False
+    made._thread.stop()
     made._exits.close()
 
 
@@ -562,13 +562,14 @@ def test_another_node_of_the_job_takes_no_folder_of_the_archive(archiving, tmp_p
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_an_archive_that_hangs_at_the_end_is_told_after_the_pages_to_people_have_gone(archiving, monkeypatch, exit_code):
-    gate, order = threading.Event(), []
+    gate, begun, order = threading.Event(), threading.Event(), []
     flush, tell = archiving._outside.archive.flush, archiving._outside.direct.flush
     monkeypatch.setattr(archiving._outside.archive, "flush", lambda most_s: (order.append("archive"), flush(most_s))[1])
     monkeypatch.setattr(archiving._outside.direct, "flush", lambda most_s: (order.append("direct"), tell(most_s))[1])
     monkeypatch.setattr(outside, "ARCHIVE_WAIT_S", 0.1)
     archiving._take_workers(WORKERS)
-    archiving._outside.archive.put("index.html", lambda: b"%d" % gate.wait(30))
+    archiving._outside.archive.put("index.html", lambda: begun.set() or b"%d" % gate.wait(30))
+    assert begun.wait(10), "the next version would take its place"
     archiving._tick()
     archiving._finish(exit_code, time.monotonic() + 0.2)
     gate.set()

@@ -206,7 +206,7 @@ def test_an_operation_that_stays_open_for_a_second_makes_all_recorders_be_read(j
 
 
 def test_recorders_are_not_read_again_within_a_second(job, monkeypatch):
-    monkeypatch.setattr("rankwatch.monitor.reader.COST_FACTOR", 0.0)  # what a read has cost on a busy machine is another reason to wait
+    monkeypatch.setattr("rankwatch.monitor.asking.COST_FACTOR", 0.0)  # what a read has cost on a busy machine is another reason to wait
     for rank in job.ranks:
         rank.join()
         rank.beat(100, 6, 5)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from rankwatch.monitor import writer as module
-from rankwatch.monitor.writer import Writer, append_whole, write_atomically
+from rankwatch.monitor.writer import Writer
 from rankwatch.report import moved
 
 
@@ -139,7 +139,7 @@ def test_a_full_queue_drops_and_returns_at_once(tmp_path, said, monkeypatch):
 def test_a_hung_root_is_given_up_and_the_write_in_flight_goes_elsewhere(tmp_path, said, monkeypatch):
     (tmp_path / "temp").mkdir()
     gate = threading.Event()
-    real = module.write_atomically
+    real = module.replace_file
     hung = threading.Event()
 
     def write(path, data, mode):
@@ -148,7 +148,7 @@ def test_a_hung_root_is_given_up_and_the_write_in_flight_goes_elsewhere(tmp_path
             gate.wait(20)
         real(path, data, mode)
 
-    monkeypatch.setattr(module, "write_atomically", write)
+    monkeypatch.setattr(module, "replace_file", write)
     clock = [0.0]
     (tmp_path / "run").mkdir()
     writer = Writer(str(tmp_path / "run"), said.append, fallback_parent=str(tmp_path / "temp"), clock=lambda: clock[0])
@@ -171,14 +171,14 @@ def test_a_hung_root_is_given_up_and_the_write_in_flight_goes_elsewhere(tmp_path
 
 def test_a_root_that_was_full_is_told_of_the_move_once_there_is_room(tmp_path, said, monkeypatch):
     full = [True]
-    real = module.write_atomically
+    real = module.replace_file
 
     def write(path, data, mode):
         if full and path.startswith(str(tmp_path / "run")):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, data, mode)
 
-    monkeypatch.setattr(module, "write_atomically", write)
+    monkeypatch.setattr(module, "replace_file", write)
     monkeypatch.setattr(module, "WORD_EVERY_S", 0.01)
     (tmp_path / "run").mkdir()
     (tmp_path / "temp").mkdir()
@@ -208,7 +208,7 @@ def test_a_write_that_was_under_way_while_we_were_stopped_has_not_hung(tmp_path,
         under_way.set()
         gate.wait(20)
 
-    monkeypatch.setattr(module, "write_atomically", write)
+    monkeypatch.setattr(module, "replace_file", write)
     clock = [0.0]
     writer = Writer(str(tmp_path), said.append, clock=lambda: clock[0])
     writer.check()
@@ -221,19 +221,6 @@ def test_a_write_that_was_under_way_while_we_were_stopped_has_not_hung(tmp_path,
     assert writer.root == str(tmp_path)
     gate.set()
     assert writer.flush(10)
-
-
-def test_a_failed_atomic_write_keeps_the_old_file(tmp_path):
-    (tmp_path / "d").mkdir()
-    with pytest.raises(OSError):
-        write_atomically(str(tmp_path / "d"), b"new")
-    assert os.listdir(tmp_path) == ["d"]
-
-
-def test_append_whole_adds_to_what_is_there(tmp_path):
-    append_whole(str(tmp_path / "a"), b"1\n")
-    append_whole(str(tmp_path / "a"), b"2\n")
-    assert (tmp_path / "a").read_bytes() == b"1\n2\n"
 
 
 def test_a_pipe_in_the_place_of_a_file_is_a_trouble_and_holds_nothing_up(tmp_path, said):
@@ -252,7 +239,7 @@ def test_a_pipe_in_the_place_of_a_file_is_a_trouble_and_holds_nothing_up(tmp_pat
 
 def test_a_write_that_hangs_is_known_by_its_age(tmp_path, said, monkeypatch):
     gate, hung = threading.Event(), threading.Event()
-    monkeypatch.setattr(module, "write_atomically", lambda *_: (hung.set(), gate.wait(20)))
+    monkeypatch.setattr(module, "replace_file", lambda *_: (hung.set(), gate.wait(20)))
     clock = [0.0]
     writer = Writer(str(tmp_path), said.append, clock=lambda: clock[0])
     assert not writer.hangs(1.0)

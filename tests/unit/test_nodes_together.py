@@ -484,8 +484,9 @@ def test_a_planned_end_of_one_node_explains_for_a_while_what_happens_on_the_othe
     first.start(lambda ranks: {})
     try:
         until(lambda: first._puller is not None and any(state.ending for state in first._puller.states()))
-        endings = [first.merge(JobSnapshot(now, 1010.0, 2, 0, (NodeReport("node0", ()),))).ending for now in (10.0, 11.0, 100.0, 140.0, 1000.0)]
-        assert endings == ["", "because I say so", "because I say so", "", ""]
+        merged = [first.merge(JobSnapshot(now, 1010.0, 2, 0, (NodeReport("node0", ()),))) for now in (10.0, 11.0, 100.0, 140.0, 1000.0)]
+        assert [snapshot.ending for snapshot in merged] == ["", "because I say so", "because I say so", "", ""]
+        assert [snapshot.leaving for snapshot in merged] == [{8, 9}] * 5
         assert [event["reason"] for event in first.take_endings()] == ["because I say so"]
     finally:
         first.stop()

@@ -47,6 +47,36 @@ def test_report_shows_the_incidents_of_both_places_and_says_where_the_later_ones
     assert err == f"[rankwatch] {given} took no writes for a while: the later files of this run are in {given.parents[1] / 'later'}, and are shown from there\n"
 
 
+@pytest.mark.parametrize("named", ["incidents/{}", "incidents/{}/", "incidents/{}/incident.json"])
+def test_an_incident_that_is_named_by_its_place_in_the_given_directory_is_read_where_the_newest_word_on_it_is(given, tmp_path, named, capsys):
+    incident(tmp_path / "later", "before")
+    newer = tmp_path / "later" / "incidents" / "before" / "incident.json"
+    newer.write_text(newer.read_text().replace('"summary": "before"', '"summary": "how it went on"'))
+    for name, summary in (("before", "how it went on"), ("after", "after")):
+        assert cli.main(["report", f"{given}/{named.format(name)}", "--format", "json"]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out)["summary"] == summary
+        assert err.count("the later files of this run are in") == 1
+
+
+def test_an_incident_is_read_where_it_was_named_if_nothing_newer_is_known(given, monkeypatch, capsys):
+    monkeypatch.chdir(given / "incidents" / "before")
+    assert cli.main(["report", ".", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "before"
+    (given / moved.NAME).unlink()
+    assert cli.main(["report", ".", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["id"], err) == ("before", "")
+
+
+def test_on_another_node_an_incident_that_is_not_here_is_said_to_be_there(given, monkeypatch, capsys):
+    monkeypatch.setattr(moved.socket, "gethostname", lambda: "login")
+    assert cli.main(["report", str(given / "incidents" / "after")]) == 2
+    err = capsys.readouterr().err
+    assert "the later files of this run are in" in err
+    assert "does not exist" in err
+
+
 def test_status_and_open_know_how_the_run_has_ended(given, capsys):
     assert cli.main(["status", str(given)]) == 0
     out, err = capsys.readouterr()

@@ -91,7 +91,7 @@ def test_what_an_earlier_launcher_of_the_same_port_has_left_is_written_anew(tmp_
 def test_the_file_is_written_once_and_renewed_afterwards(tmp_path, monkeypatch):
     written, renewed = [], []
     real_replace, real_renew = target_file.replace_file, target_file.files.renew
-    monkeypatch.setattr(target_file, "replace_file", lambda path, data: written.append(path) or real_replace(path, data))
+    monkeypatch.setattr(target_file, "replace_file", lambda path, *rest, **how: written.append(path) or real_replace(path, *rest, **how))
     monkeypatch.setattr(target_file.files, "renew", lambda path: renewed.append(path) or real_renew(path))
     target, _said = started(tmp_path, refresh_s=0.01)
     until(lambda: len(renewed) >= 3)

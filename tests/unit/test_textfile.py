@@ -8,7 +8,8 @@ import build_status
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankwatch.export import replace, textfile
+from rankwatch import whole_files
+from rankwatch.export import textfile
 from rankwatch.export.textfile import Textfile, file_name, stale
 
 
@@ -112,7 +113,7 @@ def test_a_full_disk_leaves_the_file_before_and_no_remains(tmp_path, monkeypatch
     def full(fd, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(replace.os, "write", full)
+    monkeypatch.setattr(whole_files.os, "write", full)
     with pytest.raises(OSError, match="No space"):
         written(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

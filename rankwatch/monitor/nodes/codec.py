@@ -45,6 +45,7 @@ TIMES: dict[str, Kind | Kinds] = {
     "Meeting.timeout_s": "plain",
     "Process.cpu_s": "plain",
     "Process.exited_at": "mono",
+    "Process.main_cpu_s": "plain",
     "Process.started_at": "mono",
     "Process.tree_cpu_s": "plain",
     "RankState.collectives_at": "mono",

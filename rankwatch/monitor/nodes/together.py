@@ -178,7 +178,9 @@ class Together:
         reports = puller.reports(snapshot.now)
         if self._directory.listed and self._all_heard:  # the list has more lines than the job has nodes
             reports = tuple(report for report in reports if report.ranks or report.silent_ranks)
-        return replace(snapshot, nodes=(*snapshot.nodes, *reports), ending=ending)
+        leaving = [report for report in reports if report.group_rank in self._ended]
+        ranks = frozenset(rank for report in leaving for rank in (*(each.rank for each in report.ranks), *report.silent_ranks))
+        return replace(snapshot, nodes=(*snapshot.nodes, *reports), ending=ending, leaving=ranks)
 
     def ask(self, wants: Iterable[Want], suspected: bool) -> None:
         """Have the nodes of these ranks fetch this evidence; ask all more often while something is suspected."""
