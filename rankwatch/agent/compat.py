@@ -204,6 +204,12 @@ def timeout_s(group: Any) -> float | None:
     return None
 
 
+def checks_collectives(c10d: Any) -> bool:
+    """Whether torch wraps the groups that it makes now, to check each collective ahead of it: TORCH_DISTRIBUTED_DEBUG=DETAIL, or set_debug_level."""
+    level = getattr(_bindings(c10d), "get_debug_level", None)
+    return level is not None and getattr(level(), "name", "") == "DETAIL"
+
+
 def default_timeout_s(c10d: Any, backend: str = "gloo") -> float | None:
     """What torch takes where no timeout is given: 10 minutes for plain "nccl", 30 minutes for every other backend. None when torch does not tell."""
     timeout = getattr(c10d, "default_pg_nccl_timeout" if backend.lower() == "nccl" else "default_pg_timeout", None)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 MESSAGE_CHARACTERS = 500
 TRACEBACK_BYTES = 2500
 HEAD_BYTES = 600  # of a longer traceback: how the program got there
+LINKS = 4  # exceptions behind the last one that are told
+LINK_TYPE_CHARACTERS, LINK_MESSAGE_BYTES = 100, 200
+FREE_BYTES = 500  # for links beside a traceback of full length; more are taken from it
+_ARGUMENTS, _CAUSE, _CONTEXT = (BaseException.__dict__[name].__get__ for name in ("args", "__cause__", "__context__"))  # whatever a class makes of these
 
 
 def ending_exception() -> dict[str, Any] | None:
@@ -30,18 +34,53 @@ def ending_exception() -> dict[str, Any] | None:
 
 
 def described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    """{type, message, where, traceback, wall_ns}. However long the message and however deep the stack, the traceback has the first frames, the
-    last ones and the exception's own line."""
+    """{type, message, where, traceback, wall_ns}, and `chain`, the links behind it, if there are any. However long the message and however deep the
+    stack, the traceback has the first frames, the last ones and the exception's own line."""
     import traceback
 
     parts = [_cut(part) for part in traceback.format_exception(type(error), error, trace)]
-    return {
-        "type": type(error).__qualname__ if type(error).__module__ == "builtins" else f"{type(error).__module__}.{type(error).__qualname__}",
+    links = chain(error)
+    found = {
+        "type": named(error),
         "message": _text(error)[:MESSAGE_CHARACTERS],
         "where": where(trace),
-        "traceback": _head_and_tail("".join(parts)),
+        "traceback": _head_and_tail("".join(parts), TRACEBACK_BYTES - max(0, _size(links) - FREE_BYTES)),
         "wall_ns": clock.wall_ns(),
     }
+    return {**found, "chain": links} if links else found
+
+
+def chain(error: BaseException) -> list[dict[str, str]]:
+    """[{type, message}] of what the exception was raised `from`, or while that was handled, the nearest first, at most LINKS.
+
+    What torch raised may be behind an error of the job's own. No code of the exceptions' classes is run.
+    """
+    found: list[dict[str, str]] = []
+    while len(found) < LINKS:
+        behind = _CAUSE(error)
+        if behind is None:
+            behind = _CONTEXT(error)
+        if behind is None:
+            break
+        message = plain_message(behind, LINK_MESSAGE_BYTES).encode("utf-8", "replace")[:LINK_MESSAGE_BYTES].decode("utf-8", "ignore")
+        found.append({"type": named(behind)[-LINK_TYPE_CHARACTERS:], "message": message})
+        error = behind
+    return found
+
+
+def named(error: BaseException) -> str:
+    """`KeyError`, `library.errors.Refused`."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def plain_message(error: BaseException, characters: int) -> str:
+    """Its plain arguments: str() of an exception may be code of the job."""
+    arguments = _ARGUMENTS(error)
+    try:
+        return ", ".join(str(each) for each in arguments if type(each) in (str, int, float))[:characters]
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return ""
 
 
 def where(trace: TracebackType | None) -> str:
@@ -81,11 +120,16 @@ def _cut(part: str) -> str:
     return part if len(part) <= MESSAGE_CHARACTERS else part[:MESSAGE_CHARACTERS].rstrip() + "...\n"
 
 
-def _head_and_tail(text: str) -> str:
+def _size(links: list[dict[str, str]]) -> int:
+    return sum(len(link["type"].encode("utf-8", "replace")) + len(link["message"].encode("utf-8", "replace")) for link in links)
+
+
+def _head_and_tail(text: str, most_bytes: int) -> str:
     data = text.encode("utf-8", "replace")
-    if len(data) <= TRACEBACK_BYTES:
+    if len(data) <= most_bytes:
         return text
-    tail_bytes = TRACEBACK_BYTES - HEAD_BYTES - len("  ...\n")
+    tail_bytes = most_bytes - HEAD_BYTES - len("  ...\n")
     head = data[:HEAD_BYTES].rpartition(b"\n")[0]
-    tail = data[-tail_bytes:].partition(b"\n")[2]
+    last = data[-tail_bytes:]
+    tail = last.partition(b"\n")[2] or last
     return f"{head.decode('utf-8', 'ignore')}\n  ...\n{tail.decode('utf-8', 'ignore')}"

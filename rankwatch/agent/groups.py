@@ -1,6 +1,8 @@
 """The `groups` record: every process group of torch's registry, with its ranks, timeout and generation.
 
 A group that is destroyed and made again under its name gets the next generation: sequence numbers start anew then.
+A group that torch checks (TORCH_DISTRIBUTED_DEBUG=DETAIL) comes with the numbers that tell its operations apart in gloo's recorder, which then
+knows no names: gloo numbers what a process makes, first the group's backend, then the one that the checks of it run in. Run on torch 2.13.
 Timeouts come with the line that set them (`set_at`), and with the extensions that torch gives NCCL groups for a while (Inductor, after a
 compile that the cache has saved): those are in no recorder entry.
 """
@@ -23,9 +25,12 @@ MAX_NAMES = 4096  # groups that are gone, of which the generation is kept: a job
 class Groups:
     """Follows torch's registry. `publish` gets the record whenever something changed; no group is kept alive by this."""
 
-    def __init__(self, world: Any, publish: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, world: Any, publish: Callable[[dict[str, Any]], None], checks: Callable[[], bool] = lambda: False) -> None:
+        """checks: whether torch checks the collectives of groups that are made now."""
         self._world = world
         self._publish = publish
+        self._checks = checks
+        self._gloos = 0  # what this process has made of gloo so far
         self._creating: str | None = None
         self._live: dict[str, tuple[int, dict[str, Any]]] = {}  # name -> (id of the group object, its entry)
         self._generations: dict[str, int] = {}
@@ -127,6 +132,10 @@ class Groups:
                 "generation": self._generations[name],
                 "created_wall_ns": clock.wall_ns(),
             }
+            checked = self._checks()
+            numbers, self._gloos = numbered(entry["backend"], checked, self._gloos)
+            if checked:
+                entry["checked"] = numbers
             self._live[name] = (id(group), entry)
         ranks = self._world.pg_group_ranks.get(group)
         given_ranks, given_timeout_s = self._given.get(name, ("", None))
@@ -140,3 +149,19 @@ class Groups:
         if backend in ("", "undefined"):
             backend = str(getattr(self._world, "pg_backend_config", {}).get(group, ""))
         return backend
+
+
+def numbered(backend: str, checked: bool, first: int) -> tuple[list[int], int]:
+    """([the number of a group's gloo, -1 for none, then those of its checks], the next free number). backend: "gloo", "cpu:gloo,cuda:nccl".
+
+    Source: torch 2.9-2.14, distributed_c10d._new_process_group_helper: one backend for all devices, or one for each.
+    """
+    names = [part.rpartition(":")[2].strip().lower() for part in backend.split(",")]
+    own, checks, free = -1, [], first
+    for name in names[:1] if len(set(names)) == 1 else names:
+        if name == "gloo":
+            own, free = free, free + 1
+        if checked and name != "mpi":
+            checks.append(free)
+            free += 1
+    return [own, *checks], free

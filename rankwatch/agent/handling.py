@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from rankwatch.agent.clock import clock
-from rankwatch.agent.crash import where
+from rankwatch.agent.crash import named, plain_message, where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,15 +42,9 @@ class Handling:
             self._id, self._since_wall_ns, self._told = id(error), clock.wall_ns(), None
         elif self._told is None:
             self._told = {
-                "type": kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-                "message": _message(error),
+                "type": named(error),
+                "message": plain_message(error, MESSAGE_CHARACTERS),
                 "where": where(error.__traceback__),
                 "wall_ns": self._since_wall_ns,
             }
         return self._told
-
-
-def _message(error: BaseException) -> str:
-    """Its plain arguments: str() of an exception may be code of the job, which has no business in this thread."""
-    arguments = BaseException.args.__get__(error)  # type: ignore[attr-defined]
-    return ", ".join(str(each) for each in arguments if type(each) in (str, int, float))[:MESSAGE_CHARACTERS]

@@ -22,6 +22,12 @@ _AT_END = re.compile(r"\s|\[[WEI]\d{4,}|frame #\d+|Exception (raised|ignored)|C\
 _FATAL = re.compile(r"^Fatal Python error: (.+)$", re.M)
 _FATAL_FRAME = re.compile(r'^\s+File "(.+)", line (\d+) in (.+)$')  # faulthandler writes no comma before "in"
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^'\n]+)'\s*\n(?:.*what\(\):\s*(.*))?")
+_CHAINED = re.compile(
+    r"^(?:The above exception was the direct cause of the following exception|During handling of the above exception, another exception occurred):$", re.M
+)
+_BEGIN = "Traceback (most recent call last):"
+MAX_LINKS = 4  # as many as a rank tells itself
+MAX_BEFORE = 16 << 10  # characters ahead of the last traceback in which those stand that it came of
 _PREFIX = re.compile(r"^(\[[^\]\n]{1,40}\]:\s?)+", re.M)  # "[rank1]: ", added by torchrun and by torch's own excepthook
 
 
@@ -49,6 +55,7 @@ def from_error_file(path: str) -> Crash | None:
             traceback=_bounded(traceback),
             source=f"error file {path}",
             at_wall=float(str(timestamp)) if str(timestamp or "").isdigit() else None,
+            chain=links_before(traceback[: max(0, traceback.rfind(_BEGIN))]),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -66,22 +73,42 @@ def from_log(path: str) -> Crash | None:
         return Crash(type=ended[1], message=(ended[2] or "").strip()[:2000], where=user_frame(stack), traceback=_bounded(stack), source=f"log {path}")
     if fatal:
         return Crash(FATAL, fatal[-1][1].strip()[:2000], where=user_frame(stack), traceback=_bounded(stack), source=f"log {path}")
-    start = text.rfind("Traceback (most recent call last):")
+    start = text.rfind(_BEGIN)
     if start < 0:
         return None
     lines = _PREFIX.sub("", text[start:]).splitlines()
-    body = [lines[0]]
-    last = ""
-    for line in lines[1:]:
-        body.append(line)
-        if line and not line.startswith((" ", "\t")):
-            last = line
-            break
+    body, last = _one(lines)
     if len([line for line in lines[len(body) :] if line.strip() and not _AT_END.match(line)]) > MAX_LINES_AFTER:
         return None  # the process went on: the exception was caught
     kind, _, message = last.partition(": ")
     traceback = "\n".join(body)
-    return Crash(type=kind.strip(), message=message[:2000], where=user_frame(traceback), traceback=_bounded(traceback), source=f"log {path}")
+    chain = links_before(_PREFIX.sub("", text[max(0, start - MAX_BEFORE) : start]))
+    return Crash(kind.strip(), message[:2000], user_frame(traceback), _bounded(traceback), source=f"log {path}", chain=chain)
+
+
+def links_before(text: str) -> tuple[tuple[str, str], ...]:
+    """(type, message) of the exceptions that the one came of whose traceback follows right after `text`; the nearest first, () without any."""
+    *parts, rest = _CHAINED.split(text)
+    found: list[tuple[str, str]] = []
+    for part in reversed(parts) if not rest.strip() else ():
+        start = part.rfind(_BEGIN)
+        if start < 0 or len(found) == MAX_LINKS:
+            break
+        kind, _, message = _one(part[start:].splitlines())[1].partition(": ")
+        found.append((kind.strip()[:MAX_LINE], message[:MAX_LINE]))
+        if part[:start].strip():
+            break  # older lines of the log: this is where it began
+    return tuple(found)
+
+
+def _one(lines: list[str]) -> tuple[list[str], str]:
+    """The lines of the traceback that `lines` begin with, and its last one: `ValueError: bad batch`; "" where it is not whole."""
+    body = [lines[0]]
+    for line in lines[1:]:
+        body.append(line)
+        if line and not line.startswith((" ", "\t")):
+            return body, line
+    return body, ""
 
 
 def _fatal_stack(text: str) -> str:

@@ -15,6 +15,8 @@ AGAIN_LATER_S = 5.0
 OFTEN_AT_FIRST = 10
 CALM_AFTER_S = 60.0
 TESTS = 3
+NATIVE_AGAIN_S = 30.0
+NATIVE_YOUNG_S = 10.0  # one of just now belongs to the incident that it has led to
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class _Samples:
     job: Job[Stack] | None = None
     native_job: Job[Stack] | None = None
     asked_at: float = -1e9
+    native_at: float = -1e9
     taken: int = 0
 
 
@@ -56,12 +59,13 @@ class Evidence:
         self._test = self._capture.start_self_test(target.pid)
 
     def request(self, targets: Iterable[Target], native: bool = False, at_once: bool = False) -> None:
-        """Begin to dump these ranks unless that is under way or was done just now. native: once in an incident, see `forget_native`."""
+        """Begin to dump these ranks unless that is under way or was done just now. native: not again within NATIVE_AGAIN_S, see `forget_native`."""
         now = self._clock()
         for target in targets:
             samples = self._ranks.setdefault(target.rank, _Samples())
             if native:
-                if samples.native is None and samples.native_job is None:
+                if samples.native_job is None and (samples.native is None or now - samples.native_at >= NATIVE_AGAIN_S):
+                    samples.native_at = now
                     samples.native_job = self._capture.start(target, native=True)
                 continue
             if samples.job is not None:
@@ -109,8 +113,9 @@ class Evidence:
 
     def forget_native(self, ranks: Iterable[int]) -> None:
         """Another incident may ask for a native dump of these ranks again."""
+        now = self._clock()
         for rank in ranks:
-            if rank in self._ranks:
+            if rank in self._ranks and now - self._ranks[rank].native_at > NATIVE_YOUNG_S:
                 self._ranks[rank].native = None
 
     def forget(self) -> None:

@@ -41,6 +41,7 @@ class _Tree:
     tracer: str = ""
     children: tuple[str, ...] = ()
     dead_children: tuple[tuple[int, int], ...] = ()
+    stopped_children: tuple[int, ...] = ()
     threads: Threads = field(default_factory=Threads)
 
 
@@ -95,6 +96,8 @@ class Processes:
                 tracer=tree.tracer,
                 children=tree.children,
                 dead_children=tree.dead_children,
+                stopped_children=tree.stopped_children,
+                main_cpu_s=tree.threads.main_cpu_s,
             )
         self._last[key] = process
         return process
@@ -144,6 +147,7 @@ class Processes:
             by_age = sorted(below, key=lambda found: (found.start_ticks, found.pid))
             tree.children = tuple(found.name for found in by_age if found.state not in ("Z", "X"))[:MAX_CHILDREN]
             tree.dead_children = tuple((found.pid, found.killed_by) for found in by_age if found.state == "Z")[:MAX_CHILDREN]
+            tree.stopped_children = tuple(found.pid for found in by_age if found.state == "T")[:MAX_CHILDREN]
             total_s = tree.threads.look(key, self._proc, now, self._kernel)
             # Only what they use between two near looks is taken off: taking off hours at once would make the rank look asleep for minutes.
             if tree.own_read is not None and now - tree.own_read[0] < 3 * TREE_OF_SUSPECTS_EVERY_S:

@@ -3,7 +3,7 @@
 gloo: `state` stays "scheduled", `retired` is the only sign of completion and also comes after a timeout, started is unknowable.
 NCCL: `state` says it; retired without completed means timed out. Source: torch 2.9-2.14, schema 2.10.
 
-gloo's status numbers may count sends and receives as well: numbering.py.
+gloo's status numbers may count sends and receives as well: numbering.py. Its entries may have no names: unnamed.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankwatch.model import Collective, Group
+from rankwatch.monitor import unnamed
 from rankwatch.monitor.numbering import Numbering
 
 KEEP_PER_GROUP = 64
@@ -49,6 +50,7 @@ class RecorderView:
             entries: list[Mapping[str, Any]] = [entry for entry in document.get("entries") or () if isinstance(entry, dict)]
             if whole and entries:
                 self.saw(recorder, _int(entries[0].get("record_id")), _int(entries[-1].get("record_id")))
+            entries = self._named(recorder, entries, groups)
             for entry in entries:
                 group = current.get(_name(entry))
                 generation = 0 if group is None else -1 if _is_older(entry, group) else group.generation
@@ -69,6 +71,17 @@ class RecorderView:
         self._open = still_open
         self.collectives = tuple(sorted((c for of_group in found.values() for c in of_group), key=lambda c: (c.created_wall_at, c.seq)))
         self._forget()
+
+    def _named(self, recorder: str, entries: list[Mapping[str, Any]], groups: Sequence[Group]) -> list[Mapping[str, Any]]:
+        """The entries with the names that gloo does not know of checked groups, where these can be told."""
+        known = unnamed.names(groups) if "nccl" not in recorder else {}
+        told = unnamed.told_apart(entries, known) if known else None
+        if told is None:
+            return entries
+        for number, name in known.items():
+            if not name:
+                self._group_of[recorder, number] = ("", -1)
+        return told
 
     def _forget(self) -> None:
         """What no later read can bring back."""
@@ -93,7 +106,8 @@ class RecorderView:
         """Entries that come beside the full reads, a crashing rank's last words: they join the known ones, and replace those of the same number."""
         current: Mapping[str, Group] = {group.name: group for group in groups}
         known = {(c.group, c.generation, c.seq, c.is_p2p): c for c in self.collectives}
-        for entry in _newest_of_each([entry for entry in document.get("entries") or () if isinstance(entry, dict)], current):
+        entries = self._named(recorder, [entry for entry in document.get("entries") or () if isinstance(entry, dict)], groups)
+        for entry in _newest_of_each(entries, current):
             group = current.get(_name(entry))
             collective = collective_of(entry, recorder, group.generation if group else 0)
             collective = replace(collective, group=collective.group + suffix(recorder, group))
@@ -118,8 +132,8 @@ class RecorderView:
                 unnamed += 1
                 continue
             name, generation = found
-            if generations.get(name, generation) != generation:
-                continue  # a group of that name that is gone is counted for ever
+            if generation < 0 or generations.get(name, generation) != generation:
+                continue  # a group of that name that is gone is counted for ever; so is one that only checks
             entered, done = (max(0, _int(counts[pg_id].get(key))) for key in ("last_enqueued_collective", "last_completed_collective"))
             enqueued[name], completed[name] = (entered, done) if "nccl" in recorder else self._numbering.collectives(_int(pg_id), entered, done)
         if not unnamed:

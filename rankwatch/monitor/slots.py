@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from rankwatch.wire.ranks import MOST_RANKS, expand
 
 _SEQ = struct.Struct("<Q")
 _MAX_EVENTS_KEPT = 4 * layout.EVENT_SLOTS
+_MAX_LINKS = 4
+_MAX_CHECKED = 16  # numbers of one group, one or two a device
 _MAX_MEMBERS = 4 * MOST_RANKS  # over all groups of a record
 
 
@@ -245,7 +247,14 @@ def crash_of(record: object) -> Crash | None:
         traceback=str(record.get("traceback", "")),
         source="the rank's own exit",
         at_wall=(_as_int(record.get("wall_ns")) / 1e9) or None,
+        chain=tuple(_links(record.get("chain"))),
     )
+
+
+def _links(records: object) -> Iterator[tuple[str, str]]:
+    for link in records[:_MAX_LINKS] if isinstance(records, list) else ():
+        if isinstance(link, dict):
+            yield str(link.get("type", "")), str(link.get("message", ""))
 
 
 def _meeting(record: object) -> Meeting | None:
@@ -309,6 +318,7 @@ def _group(record: dict[str, Any], most: int) -> Group:
         generation=_as_int(record.get("generation")),
         created_wall_at=_as_int(record.get("created_wall_ns")) / 1e9,
         set_at=str(record.get("set_at") or ""),
+        checked=tuple(_as_int(number) for number in record["checked"][:_MAX_CHECKED]) if isinstance(record.get("checked"), list) else (),
     )
 
 

@@ -20,6 +20,7 @@ class Threads:
     """What the last looks found in one process. asleep: thread -> letter, times it has run, since when both are so."""
 
     main: KernelWait | None = None
+    main_cpu_s: float = 0.0
     blocked: tuple[KernelWait, ...] = ()  # other threads in state D, longest first
     asleep: dict[int, tuple[str, int, float]] = field(default_factory=dict)
     own: set[int] = field(default_factory=set)
@@ -39,6 +40,8 @@ class Threads:
             stat = read_stat(tid, f"{proc}/{pid}/task")
             if stat is None:
                 continue
+            if tid == pid:
+                self.main_cpu_s = stat.cpu_s
             if stat.name.startswith(_OURS):
                 own_s += stat.cpu_s
                 self.own.add(tid)

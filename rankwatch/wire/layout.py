@@ -39,7 +39,7 @@ THREAD_TEXTS = ("compile_id", "kind", "phase", "frame", "reason", "detail")
 
 _SIZES = {
     "owner": 1024,  # {pid, start_ticks, state: loaded|armed|claimed, rank, local_rank, world_size, attempt, ppid, python, torch, socket, wall_ns}
-    "lifecycle": 4096,  # {stage: armed|joining|join_failed|joined|left|exiting, since_mono_ns, exception: {type, message, where, traceback}|null,
+    "lifecycle": 4096,  # {stage: armed|joining|join_failed|joined|left|exiting, since_mono_ns, exception: {type, message, where, traceback, chain}|null,
     #                      barrier: {group, calls, inside, since_mono_ns, timeout_s}|null: of monitored_barrier, which no recorder shows,
     #                      join: {ours, rank, world_size, store, shared, reached, since_mono_ns}|null}: the init_process_group that is under way
     "probes": 2048,  # {probe: {status: armed|off|missing|failed, detail, errors}}

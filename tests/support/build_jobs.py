@@ -9,7 +9,7 @@ and receives as well: ranks that have made any are read every few seconds, and t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankwatch.model import (
     PAGING,
@@ -116,6 +116,11 @@ def recv(key: str) -> Action:
     return ("recv", key)
 
 
+def awaited(key: str, at: str = "train.py:53:receive") -> Action:
+    """`work.wait()` of an irecv: a native call of the job's own line."""
+    return ("recv", key, at)
+
+
 def send(key: str) -> Action:
     return ("send", key)
 
@@ -168,6 +173,7 @@ class _Rank:
     status: tuple[dict, dict] = field(default_factory=lambda: ({}, {}))
     read: tuple[tuple[Collective, ...], float] | None = None
     stacks: list[Stack] = field(default_factory=list)
+    native: Stack | None = None
     ping: bool | None = None
     creating: str | None = None
     frozen: bool = False  # stopped from outside
@@ -194,9 +200,11 @@ class Job:
     """
 
     def __init__(
-        self, script: Script, world: int, *, limits: Limits | None = None, seen: tuple[int, ...] | None = None, poll: float = 0.5, nccl: bool = False
-    ) -> None:
+        self, script: Script, world: int, *, limits: Limits | None = None, seen: tuple[int, ...] | None = None, poll: float = 0.5, nccl: bool = False,
+        native: bool = True,
+    ) -> None:  # fmt: skip
         self.world, self.limits, self.poll, self.nccl = world, limits or Limits(), poll, nccl
+        self.native = native  # whether py-spy may pause a rank
         self.ranks = {rank: _Rank(rank, script(rank)) for rank in range(world)}
         self.seen_ranks = seen if seen is not None else tuple(range(world))
         self.t = 0.0
@@ -292,6 +300,7 @@ class Job:
             enqueued=entered, completed=done, mixed=mixed, compiling=compile_, steps=rank.steps,
             last_step_at=MONO + rank.step_at if rank.step_at is not None else None, step_s=0.5 if rank.steps else None,
             stack=rank.stacks[-1] if rank.stacks else None, earlier_stack=rank.stacks[-2] if len(rank.stacks) > 1 else None, crash=rank.crash,
+            native_stack=rank.native,
         )  # fmt: skip
 
     # -- evidence
@@ -309,12 +318,22 @@ class Job:
             elif want.kind in ("stacks", "native_stack"):
                 beside = tuple(Thread("Thread-2", 2, found) for found in [rank.busy().get("beside", ())] if found)
                 main = Thread("MainThread", 1, self._frames(rank), owns_gil=bool(rank.busy().get("gil")))
-                stack = Stack(4000 + number, MONO + self.t, (main, *beside), text="...",
-                              native=want.kind == "native_stack", subprocesses=rank.busy().get("subprocesses", ()))  # fmt: skip
-                rank.stacks = [*rank.stacks[-1:], stack]
+                stack = Stack(4000 + number, MONO + self.t, (main, *beside), text="...", subprocesses=rank.busy().get("subprocesses", ()))
+                if want.kind == "stacks":
+                    rank.stacks = [*rank.stacks[-1:], stack]
+                elif self.native:
+                    rank.native = replace(stack, threads=(replace(main, frames=(*self._below(rank), *main.frames)), *beside), native=True)
+                else:
+                    rank.native = Stack(4000 + number, MONO + self.t, error="py-spy may not pause it")
 
     def _read(self, rank: _Rank) -> None:
         rank.read = (tuple(Collective(**{key: value for key, value in entry.items() if key != "op_id"}) for entry in rank.entries[-300:]), self.t)
+
+    def _below(self, rank: _Rank) -> tuple[Frame, ...]:
+        """Native frames under the innermost line."""
+        handle = rank.action is not None and rank.action[0] == "recv" and len(rank.action) > 2
+        names = ("gloo::transport::tcp::UnboundBuffer::waitRecv", "c10d::ProcessGroupGloo::RecvWork::wait") if handle else ("pthread_cond_wait",)
+        return tuple(Frame(name, "libtorch_cpu.so", 0) for name in names)
 
     def _frames(self, rank: _Rank) -> tuple[Frame, ...]:
         if rank.busy():
@@ -322,6 +341,8 @@ class Job:
         kind = rank.action[0] if rank.action else ""
         if kind == "coll" and not self.nccl:
             return frames(f"@torch/distributed/distributed_c10d.py:3252:{rank.action[2]}", rank.action[4], *MAIN)
+        if kind == "recv" and len(rank.action) > 2:
+            return frames(rank.action[2], *MAIN)
         if kind == "recv":
             return frames("@torch/distributed/distributed_c10d.py:2600:recv", "train.py:52:main", *MAIN)
         return frames(rank.action[4] if kind == "coll" else "train.py:60:main", *MAIN)

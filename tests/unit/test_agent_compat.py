@@ -105,3 +105,13 @@ def test_a_timeout_comes_from_the_first_backend_that_has_one() -> None:
 
     assert compat.timeout_s(Group()) == 77.0
     assert compat.timeout_s(object()) is None
+
+
+def test_whether_torch_checks_collectives_is_asked_of_torch_and_no_where_it_cannot_tell() -> None:
+    def with_level(name: str) -> SimpleNamespace:
+        bindings = SimpleNamespace(get_debug_level=lambda: SimpleNamespace(name=name))
+        return SimpleNamespace(torch=SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=bindings)))
+
+    assert compat.checks_collectives(with_level("DETAIL")) is True
+    assert compat.checks_collectives(with_level("INFO")) is False
+    assert compat.checks_collectives(SimpleNamespace()) is False

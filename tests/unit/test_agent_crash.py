@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from rankwatch.agent import sources
-from rankwatch.agent.crash import calling, described, ending_exception
+from rankwatch.agent.crash import calling, chain, described, ending_exception
 
 
 def test_no_exception_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +100,56 @@ def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
         told = described(error, error.__traceback__)
     assert told["message"] == "<exception str() failed>"
     assert told["type"].endswith("Mute")
+
+
+def behind(*links: BaseException) -> BaseException:
+    """An error that came of the first link, that of the second, and so on."""
+    for error, cause in pairwise(links):
+        error.__cause__ = cause
+    return links[0]
+
+
+def test_what_an_error_came_of_is_told_the_nearest_first():
+    lost, first = ConnectionResetError(104, "Connection reset by peer"), KeyError("shard")
+    lost.__context__ = first  # raised while that was handled
+    told = described(behind(ValueError("step 31"), lost), None)
+    assert told["chain"] == [{"type": "ConnectionResetError", "message": "104, Connection reset by peer"}, {"type": "KeyError", "message": "shard"}]
+    assert told["type"] == "ValueError"
+
+
+def test_an_error_that_came_of_none_has_no_chain():
+    assert "chain" not in described(ValueError("bad batch"), None)
+
+
+def test_a_long_chain_is_cut_and_its_messages_too_within_the_bound_of_the_traceback():
+    long = [TypeError("t" * 3000) if n % 2 else RuntimeError("\u20ac" * 3000) for n in range(9)]
+    told = described(behind(*long), None)
+    assert [(link["type"], len(link["message"])) for link in told["chain"]] == [("TypeError", 200), ("RuntimeError", 66)] * 2
+    assert len(told["traceback"].encode()) + sum(len(link["message"].encode()) for link in told["chain"]) < 2500
+    assert told["traceback"].endswith("\u20ac...\n")
+
+
+def test_a_number_that_python_does_not_print_is_left_out():
+    assert chain(behind(ValueError("outer"), OverflowError(10**9999)))[0] == {"type": "OverflowError", "message": ""}
+
+
+def test_a_chain_that_bites_its_tail_ends():
+    one, two = ValueError("one"), ValueError("two")
+    one.__context__, two.__context__ = two, one
+    assert [link["message"] for link in chain(one)] == ["two", "one", "two", "one"]
+
+
+def test_no_code_of_the_jobs_exceptions_is_run_for_the_chain():
+    class Hostile(Exception):
+        def __str__(self):
+            raise AssertionError("run")
+
+        __repr__ = __bool__ = __len__ = __eq__ = __str__
+        args = __cause__ = __context__ = __class__ = property(__str__)  # type: ignore[assignment]
+        __hash__ = None  # type: ignore[assignment]
+
+    error = ValueError("outer")
+    BaseException.__dict__["__cause__"].__set__(error, Hostile("inner"))
+    (link,) = chain(error)
+    assert link["type"].endswith(".Hostile")
+    assert link["message"] == "inner"

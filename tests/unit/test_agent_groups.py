@@ -210,3 +210,22 @@ def test_extensions_are_told_where_nccl_is_and_keep_their_sum() -> None:
         followed.extended(30.0)
     assert len(shown[-1]["extensions"]) == 8
     assert sum(seconds for seconds, _wall_ns in shown[-1]["extensions"]) == 360.0
+
+
+def test_numbers_of_gloo_are_told_of_groups_that_torch_checks_alone() -> None:
+    """What was made and is gone again is counted as well, and so is a group of the same name."""
+    world, shown = World(), list[dict[str, Any]]()
+    level = ["INFO"]
+    followed = Groups(world, lambda record: shown.append(json.loads(json.dumps(record))), lambda: level[0] == "DETAIL")
+    world.add("0", [0, 1], desc="default_pg")
+    followed.refresh()
+    assert "checked" not in shown[-1]["groups"][0]
+    level[0] = "DETAIL"
+    gone = world.add("1", [0, 1])
+    followed.refresh()
+    world.remove(gone)
+    followed.refresh()
+    world.add("2", [0, 1], backend="cpu:gloo,cuda:nccl")
+    world.add("1", [0, 1], backend="nccl")
+    followed.refresh()
+    assert {group["name"]: group.get("checked") for group in shown[-1]["groups"]} == {"0": None, "2": [3, 4, 5], "1": [-1, 6]}

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
-from rankwatch.model import Frame, Process, RankState, Stack, Thread
-from rankwatch.monitor.diagnose.progress import observe, silent_since
+import pytest
+
+from rankwatch.model import Frame, KernelWait, Process, RankState, Stack, Thread
+from rankwatch.monitor.diagnose.progress import observe, silent_since, with_absent_peers
+from rankwatch.monitor.diagnose.state import Watch
 from rankwatch.monitor.policy import Limits
 
 
@@ -35,3 +38,62 @@ def test_what_our_own_question_costs_a_rank_is_no_progress():
     assert "MB moved" in observe(watch, by_pyspy, 105.5, 5.0, Limits()).why
     writes = replace(after, process=Process(1, True, disk_bytes=16384 + 60_000))
     assert "MB moved" in observe(watch, writes, 105.5, 5.0, Limits()).why
+
+
+LIB = "/usr/lib/python3.11/"
+LOCK = (Frame("report", "train.py", 22), Frame("flush_metrics", "train.py", 18))
+LOGGING = (Frame("Handler.acquire", LIB + "logging/__init__.py", 927), Frame("save", "train.py", 22))
+EVENT = (Frame("Condition.wait", LIB + "threading.py", 327), Frame("Event.wait", LIB + "threading.py", 629), Frame("save", "train.py", 22))
+QUEUE = (Frame("Condition.wait", LIB + "threading.py", 327), Frame("Queue.get", LIB + "queue.py", 171), Frame("batches", "train.py", 22))
+JOIN = (Frame("Thread.join", LIB + "threading.py", 1112), Frame("save", "train.py", 22))
+
+
+def watched(main, threads_ratio, main_ratio=0.0, children_ratio=0.0, letter="S", seconds=30):
+    """The watch of a rank in `main`, by looks a second apart and a sample every 10 s; ratios are of a core."""
+    watch, earlier, sample = None, None, None
+    for t in range(seconds):
+        if t % 10 == 4:
+            earlier, sample = sample, Stack(1, 100.0 + t, (Thread("MainThread", 1, main),))
+        own = (threads_ratio + main_ratio) * t
+        process = Process(
+            1, True, "S", cpu_s=own, tree_cpu_s=own + children_ratio * t, main_cpu_s=main_ratio * t, main_wait=KernelWait(1, letter) if letter else None
+        )
+        watch = observe(watch, RankState(1, heartbeat_at=100.0 + t, process=process, stack=sample, earlier_stack=earlier), 100.0 + t, 5.0, Limits())
+    return watch
+
+
+@pytest.mark.parametrize("main", [LOCK, LOGGING, EVENT], ids=["lock", "logging", "event"])
+def test_a_thread_that_runs_beside_a_main_thread_that_stands_is_no_progress(main):
+    """Two samples show one line: until then it could be anything."""
+    assert watched(main, 0.18).last_progress <= 115.0
+    assert watched(main, 0.18, main_ratio=0.002).last_progress <= 115.0
+
+
+@pytest.mark.parametrize("main", [QUEUE, JOIN], ids=["queue", "join"])
+def test_a_thread_that_it_waits_for_is_progress(main):
+    assert watched(main, 0.18).last_progress >= 125.0
+
+
+def test_threads_that_work_for_a_native_call_are_progress():
+    """A tokenizer's pool: the call returns once all of its threads have done their part."""
+    assert watched(LOCK, 0.6).last_progress >= 125.0
+
+
+def test_a_main_thread_that_works_itself_is_progress_whatever_else_runs():
+    assert watched(LOCK, 0.1, main_ratio=0.06, letter="").last_progress >= 125.0
+    assert watched(LOCK, 0.1, main_ratio=0.06).last_progress >= 125.0
+
+
+def test_children_that_work_are_progress_beside_a_main_thread_that_sleeps():
+    assert watched(LOCK, 0.1, children_ratio=0.1).last_progress >= 125.0
+
+
+def test_absent_ranks_of_one_hang_are_silent_together():
+    watches = {
+        rank: Watch(100.0, 130.0, 0.0, 0, (), last_progress=at, why="its own") for rank, at in ((0, 129.0), (1, 101.0), (2, None), (3, 124.0), (4, None))
+    }
+    ranks = {rank: RankState(rank) for rank in watches}
+    found = with_absent_peers(watches, [(0, 1, 2, 3)], ranks, 130.0, 5.0)
+    assert {rank: watch.last_progress for rank, watch in found.items()} == {0: 129.0, 1: 129.0, 2: 129.0, 3: 124.0, 4: None}
+    assert (found[3].why, found[1].why) == ("its own", "rank 0 gets on, and it may wait for that one")
+    assert with_absent_peers({4: watches[4]}, [(0, 4)], ranks, 130.0, 5.0) == {4: watches[4]}

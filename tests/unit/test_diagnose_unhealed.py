@@ -53,6 +53,16 @@ def test_waiters_that_end_of_it_have_not_recovered_whatever_the_cause(waiter):
     assert not lasting(told("not_entered"), waiter, rank(1), rank(2)), "one is left to tell"
 
 
+def test_at_the_end_of_a_job_a_wait_of_which_somebody_died_has_not_recovered():
+    def died(verdict, *ranks):
+        return unhealed.died_waiting(verdict, {each.rank: each for each in ranks})
+
+    assert died(told("compiling", "slow"), rank(0, code=-11), rank(1), rank(2))
+    assert not died(told("compiling", "slow"), rank(0), rank(1), rank(2, code=-11)), "who is waited for"
+    assert not died(told("compiling", "slow"), rank(0, code=-11), rank(1, done=31), rank(2)), "one has got through"
+    assert not died(replace(told(), verdict="straggler"), rank(0, code=-11), rank(1), rank(2))
+
+
 def test_a_straggler_that_is_told_no_more_is_none():
     assert not lasting(replace(told("not_entered"), verdict="straggler", group=None), rank(0, "exiting", crash=LOST), rank(1, code=1), rank(2))
 

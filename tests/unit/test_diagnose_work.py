@@ -85,6 +85,23 @@ def test_a_thread_of_the_job_without_known_work_is_named():
     assert finding.at == "train.py:26:poll_for_ever"
 
 
+EVENT = (Frame("Condition.wait", LIB + "threading.py", 327), Frame("Event.wait", LIB + "threading.py", 629))
+WATCHDOG = frames("train.py:10:watchdog")
+
+
+@pytest.mark.parametrize("wait", [EVENT, EVENT[:1], GET], ids=["event", "condition", "queue"])
+def test_a_thread_of_the_job_is_not_taken_for_what_an_event_or_a_queue_waits_for(wait):
+    """A watchdog or a heartbeat of the job's own is a thread as well."""
+    finding = found(rank((*wait, *frames("train.py:17:read_shard_index", *MAIN)), (*WATCHDOG, *RUN)))
+    assert (finding.cause, finding.says, finding.at) == ("not_entered", "it is in train.py:17:read_shard_index", "train.py:17:read_shard_index")
+    assert "thread Thread-1 is in train.py:10:watchdog" in finding.evidence
+
+
+def test_an_upload_in_a_thread_does_not_explain_a_wait_for_an_event():
+    finding = found(rank((*EVENT, *frames("train.py:17:read_shard_index", *MAIN)), (*UPLOAD, *RUN)))
+    assert (finding.cause, finding.at) == ("not_entered", "train.py:17:read_shard_index")
+
+
 def test_a_rank_in_its_own_code_is_not_judged_by_its_threads():
     finding = found(rank(frames("train.py:52:train_step", *MAIN), (*UPLOAD, *RUN)))
     assert (finding.cause, finding.at) == ("not_entered", "train.py:52:train_step")
@@ -147,6 +164,32 @@ def test_dead_loader_workers_are_evidence():
     assert finding.cause == "data_loading"
     assert "child pid 4100 is dead (signal 9) and nobody has collected it" in finding.evidence
     assert "child pid 4101 is dead and nobody has collected it" in finding.evidence
+
+
+def test_a_dead_or_stopped_child_is_told_of_any_rank_that_has_not_come():
+    pool = (Frame("Event.wait", LIB + "threading.py", 622), Frame("ApplyResult.get", LIB + "multiprocessing/pool.py", 768))
+    process = Process(4001, True, "S", dead_children=((4100, 9),), stopped_children=(4102,))
+    for main in (frames("train.py:40:batches", *MAIN), (*pool, *frames("train.py:12:main"))):
+        finding = found(rank(main, process=process))
+        assert finding.cause == "not_entered"
+        assert "child pid 4100 is dead (signal 9) and nobody has collected it" in finding.evidence
+        assert "child pid 4102 is stopped (state T): `kill -CONT 4102` continues it" in finding.evidence
+
+
+def test_a_lost_child_is_told_at_once_where_the_rank_waits_in_multiprocessing():
+    pipe = (Frame("Connection._recv", LIB + "multiprocessing/connection.py", 395), Frame("Queue.get", LIB + "multiprocessing/queues.py", 103))
+    process = Process(4001, True, "S", dead_children=((4100, 9),))
+    finding = found(rank((*pipe, *frames("train.py:15:batches", *MAIN)), process=process))
+    assert finding.says == "it is in train.py:15:batches; its child pid 4100 is dead (signal 9) and nobody has collected it"
+    finding = found(rank((*pipe, *frames("train.py:15:batches", *MAIN)), process=Process(4001, True, "S", stopped_children=(4100,))))
+    assert finding.says == "it is in train.py:15:batches; its child pid 4100 is stopped (state T)"
+    assert "4100" not in found(rank(frames("train.py:15:batches", *MAIN), process=process)).says
+
+
+def test_a_pool_of_processes_that_does_nothing_may_have_lost_a_task():
+    pool = (Frame("Event.wait", LIB + "threading.py", 622), Frame("ApplyResult.get", LIB + "multiprocessing/pool.py", 768))
+    finding = found(rank((*pool, *frames("train.py:12:main"))))
+    assert any("a worker that is killed is replaced, and its task never returns" in line for line in finding.evidence)
 
 
 def letters(letter, since, looks=20):

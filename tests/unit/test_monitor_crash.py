@@ -2,7 +2,7 @@
 
 import json
 
-from rankwatch.monitor.crash import crash_on_disk, from_error_file, from_log, user_frame
+from rankwatch.monitor.crash import crash_on_disk, from_error_file, from_log, links_before, user_frame
 from rankwatch.monitor.workers import Worker
 
 TRACEBACK = """Traceback (most recent call last):
@@ -116,3 +116,49 @@ def test_a_traceback_that_a_lot_was_written_after_is_of_an_exception_that_was_ca
     frames = (f"frame #{n}: c10::Error (0x7f in /lib/libc10.so)" for n in range(80))
     path.write_text(text + "\n".join(["in two lines", *frames, "[W1130 10:11:12.5 x.cpp:1] bye"]))
     assert from_log(str(path)).type == "OSError"
+
+
+LOST = "RuntimeError: [/w/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5031"
+CHAINED = f"""Traceback (most recent call last):
+  File "/job/shards.py", line 4, in read
+    return self.index[number]
+KeyError: 17
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 12, in step
+    dist.all_reduce(x)
+{LOST}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 14, in step
+    raise TrainingError(f"step {{number}} failed") from error
+__main__.TrainingError: step 31 failed
+"""
+LINKS = (("RuntimeError", LOST.partition(": ")[2]), ("KeyError", "17"))
+
+
+def test_what_an_exception_came_of_is_read_with_it(tmp_path):
+    (tmp_path / "log").write_text("step 30\n" + "".join(f"[rank1]: {line}\n" for line in CHAINED.splitlines()))
+    found = from_log(str(tmp_path / "log"))
+    assert (found.type, found.message, found.where, found.chain) == ("__main__.TrainingError", "step 31 failed", "train.py:14:step", LINKS)
+    error = {"message": {"message": "TrainingError: step 31 failed", "extraInfo": {"py_callstack": CHAINED, "timestamp": "5"}}}
+    (tmp_path / "e").write_text(json.dumps(error))
+    assert from_error_file(str(tmp_path / "e")).chain == LINKS
+
+
+def test_an_older_traceback_of_the_log_is_nothing_that_the_last_one_came_of(tmp_path):
+    (tmp_path / "log").write_text(TRACEBACK + "\nretrying\n" + TRACEBACK)
+    assert from_log(str(tmp_path / "log")).chain == ()
+    (tmp_path / "log").write_text(TRACEBACK + "\nretrying\n" + CHAINED)
+    assert from_log(str(tmp_path / "log")).chain == LINKS
+
+
+def test_at_most_four_links_are_read_and_none_of_a_log_that_is_cut():
+    during = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert links_before(9 * (TRACEBACK + during)) == 4 * (("RuntimeError", "stack expects a non-empty TensorList"),)
+    assert links_before("ValueError: x" + during) == ()
+    assert links_before("") == ()

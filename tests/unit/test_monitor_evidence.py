@@ -101,7 +101,7 @@ def test_only_samples_of_the_wait_belong_to_an_incident(evidence, capture):
     assert list(evidence.latest((0, 1), not_before=99.0)) == [1]
 
 
-def test_a_native_dump_is_taken_once_and_shown_below_the_python_frames(evidence, capture):
+def test_a_native_dump_is_taken_once_and_shown_below_the_python_frames(evidence, capture, clock):
     evidence.request([Target(1, 11)])
     evidence.request([Target(1, 11)], native=True)
     assert evidence.pending
@@ -113,10 +113,30 @@ def test_a_native_dump_is_taken_once_and_shown_below_the_python_frames(evidence,
     assert stack.text == "python text\n-- with native frames\nnative text"
     evidence.request([Target(1, 11)], native=True)
     assert capture.finish(101.0) == []
+    clock[0] = 111.0
     evidence.forget_native((1,))
     evidence.request([Target(1, 11)], native=True)
     assert capture.finish(102.0) == [(1, True)]
     assert not evidence.into(NodeReport("n", (RankState(1),))).ranks[0].stack.native
+
+
+def test_a_native_dump_that_an_incident_was_opened_by_is_kept_for_it(evidence, capture, clock):
+    evidence.request([Target(1, 11)], native=True)
+    assert capture.finish(100.0) == [(1, True)]
+    evidence.collect()
+    clock[0] = 102.0
+    evidence.forget_native((1,))
+    assert evidence.into(NodeReport("n", (RankState(1),))).ranks[0].native_stack.native
+
+
+def test_a_later_wait_has_a_native_dump_of_its_own(evidence, capture, clock):
+    taken = []
+    for second in range(0, 70, 5):
+        clock[0] = 100.0 + second
+        evidence.request([Target(1, 11)], native=True)
+        taken += [second for _ in capture.finish(clock[0])]
+        evidence.collect()
+    assert taken == [0, 30, 60]
 
 
 def test_the_self_test_is_tried_on_other_ranks_before_it_fails(evidence, capture):

@@ -85,11 +85,13 @@ def test_children_of_a_suspect_are_named_and_dead_ones_counted_with_their_signal
     put(tmp_path, 8, ppid=7, name="aws", start=300)
     put(tmp_path, 9, ppid=7, name="sh", start=200)
     put(tmp_path, 10, ppid=7, state="Z", start=400)
+    put(tmp_path, 11, ppid=7, name="loader", state="T", start=500)
     stat = (tmp_path / "10" / "stat").read_text().split()
     (tmp_path / "10" / "stat").write_text(" ".join(stat + ["0"] * (51 - len(stat)) + ["9"]))
     processes = Processes(str(tmp_path))
     process = processes.look(7, suspect=True)
-    assert (process.children, process.dead_children) == (("sh", "aws"), ((10, 9),))
+    assert (process.children, process.dead_children) == (("sh", "aws", "loader"), ((10, 9),))
+    assert process.stopped_children == (11,)
     assert processes.look(7).children == ()
 
 

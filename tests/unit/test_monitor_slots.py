@@ -104,7 +104,10 @@ def test_the_exception_of_a_rank_is_a_crash(tmp_path):
         "lifecycle", {"stage": "exiting", "since_mono_ns": 1, "exception": {"type": "ValueError", "message": "bad", "where": "t.py:3:f", "traceback": "..."}}
     )
     crash = SlotReader(slot.path).read().crash
-    assert (crash.type, crash.message, crash.where) == ("ValueError", "bad", "t.py:3:f")
+    assert (crash.type, crash.message, crash.where, crash.chain) == ("ValueError", "bad", "t.py:3:f", ())
+    links = [{"type": "RuntimeError", "message": "closed by peer"}, "no link", {"type": 7}, {}, {"type": "the fifth"}]
+    slot.put("lifecycle", {"stage": "exiting", "since_mono_ns": 1, "exception": {"type": "ValueError", "message": "bad", "chain": links}})
+    assert SlotReader(slot.path).read().crash.chain == (("RuntimeError", "closed by peer"), ("7", ""), ("", ""))
 
 
 def test_the_call_of_init_process_group_that_is_under_way_is_told(tmp_path):

@@ -185,7 +185,7 @@ class _Membership:
             return False
         self._rank.join = join
         if self._watch and self._world is not None and self._groups is None:
-            self._groups = Groups(self._world, lambda record: self._rank.slot.write_json("groups", record))
+            self._groups = Groups(self._world, lambda record: self._rank.slot.write_json("groups", record), lambda: compat.checks_collectives(self._c10d))
             self._rank.on_claim.append(self._groups.forget)
         self._meetings, self._rank.barrier = {}, None
         if self._groups is not None:

@@ -22,19 +22,23 @@ who waits, and whom for
   stores         waits in the store outside of any group's
   graph          from waits to their roots
   silence        waits for ranks of nodes that do not answer
+  checked        waits in torch's own checks of collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL), which stacks alone show
   inside         which call of torch.distributed a stack is in, where no recorder tells
 
 why, and how grave
   hangs          one hang judged: verdict, culprits, words
   absent         ranks that have not come: who of them is to blame
+  ahead          operations posted ahead, in which nobody sits yet
   entered        ranks that have come, but to different things, or that are all in
   devices        all in, and it does not complete: what the driver, NCCL's RAS and the timing tell of whose device or network it is
   xids           what the NVIDIA driver's error numbers mean, and what to do
   causes         why one rank is not where the others wait for it; the order of its tests is the precedence of the causes
   work           what the stack says of a rank that is elsewhere: loading, saving, a transfer, a debugger, a line of the job
+  thread_waits   what a main thread waits for that waits for another thread
   known_work     the table of known work: which frame of which library means what
   progress       whether a suspect gets anywhere
   messages       absent ranks that wait for a message themselves
+  handles        absent ranks whose native stack would show a wait for a message, and what it shows
   mismatch       different operations at the same number of a group
   rhythm         whose turn it was, by the history of a group's calls
   frames         the line of the user's code in a stack
@@ -52,11 +56,14 @@ ends
   gpu_oom        a rank that ended because its GPU had no memory left
   blame          who is named for ranks that ended badly, and in which words
   victims        ranks that lost a peer, or timed out themselves
+  gave_up        ranks that ended of their own will because another kept them waiting
+  unspoken       the one rank that said nothing where all others spoke of a timeout
   aborts         a rank that gloo has aborted
   lost_nodes     a node that died as a whole, and whose peers died of it
   leavers        a rank that has left its process group and lives on
   joins          init_process_group that does not come about though nobody is missing
   unjoined       ranks whose own init_process_group raised something about connections
+  torchs_words   whom torch itself names in what the others raise: mismatches that it has checked for, barriers not passed
   repeats        attempts that end alike, one after another
 
 a job that goes on

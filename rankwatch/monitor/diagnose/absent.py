@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import Crash, RankState, VerdictName
-from rankwatch.monitor.diagnose import captured, causes, ends, joins, messages, stores, words
+from rankwatch.monitor.diagnose import captured, causes, ends, handles, joins, messages, stores, words
 from rankwatch.monitor.diagnose.finding import PRECEDENCE, Finding
 from rankwatch.monitor.diagnose.progress import silent_since
 from rankwatch.monitor.diagnose.scene import Clock, Picture, Scene
+from rankwatch.monitor.diagnose.views import alive
 from rankwatch.monitor.diagnose.waits import Wait
 from rankwatch.monitor.diagnose.work import fresh_stack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running: Sequence[Clock], scene: Scene) -> Picture:
@@ -25,6 +26,14 @@ def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running
     if len(talking) == len(roots):  # a rank in recv waits for somebody as well
         return messages.judge(roots, wait, waiting, lambda finding: level_of(finding, running, scene), scene)
     found = {rank: finding for rank, finding in found.items() if rank not in talking}
+    pending = [rank for rank in found if found[rank].cause == "not_entered" and handles.pending(scene.ranks[rank], wait.since, scene)]
+    hidden = {rank: found[rank] for rank in found if rank in pending or handles.refused(scene.ranks[rank], wait.since)}
+    accounted = {*roots, *waiting}
+    alone = len(roots) == 1 and all(number in accounted or not alive(rank) for number, rank in scene.ranks.items())
+    pending = [] if alone else pending  # whatever it waits for, all the others wait for it
+    if len(hidden) < len(found):  # these may wait for a message, the others do not
+        found = {rank: finding for rank, finding in found.items() if rank not in hidden}
+    found = {rank: _unread(finding, hidden, wait, scene) for rank, finding in found.items()}
     called = {rank: raised for rank in found if wait.kind == "init" and (raised := ends.failed_join(scene.ranks[rank], scene.state)) is not None}
     found = {rank: stores.refine(finding, scene.ranks[rank], wait.since) for rank, finding in found.items()}
     if wait.starting:
@@ -33,6 +42,8 @@ def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running
     found = _in_an_end(found, scene)
     found = {rank: ends.with_handled(finding, scene.ranks[rank], wait.since, scene.snapshot) for rank, finding in found.items()}
     levels = {rank: level_of(finding, running, scene) for rank, finding in found.items()}
+    if pending or (any(handles.refused(scene.ranks[rank], wait.since) for rank in found) and messages.fed(roots, wait.since, scene)):
+        levels = {rank: 1 if level == 2 else level for rank, level in levels.items()}
     top = max(levels.values())
     best = min(
         (finding for rank, finding in found.items() if levels[rank] == top),
@@ -49,13 +60,23 @@ def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running
         evidence.append(f"rank {rank}: {found[rank].says}" if found[rank].says else f"rank {rank} likewise")
     rest = [rank for rank in roots if rank not in culprits]
     for rank in rest[:4]:
-        text = found[rank].says if rank in found else "it waits in a point-to-point call"
-        evidence.append(f"rank {rank} has not come either ({text or found[rank].cause})")
+        each = found.get(rank) or hidden.get(rank)
+        evidence.append(f"rank {rank} has not come either ({each.says or each.cause if each is not None else 'it waits in a point-to-point call'})")
     level: VerdictName | None = {0: None, 1: None, 2: "stuck", 3: "stuck"}[top]
     if level == "stuck" and best.limit in ("normal", "pause", "io", "compile"):
         evidence.append(f"no progress for {scene.now - _silent_from(best, wait.since, scene):.0f} s")
     mark = (best.cause, culprits) if top == 3 else ()
     return Picture(level, best.cause, best.domain, culprits, wait, says, best.at, tuple(evidence), best.missing_evidence, best.confidence, mark, best)
+
+
+def _unread(finding: Finding, hidden: Iterable[int], wait: Wait, scene: Scene) -> Finding:
+    """Beside ranks, or of one, that may be in work.wait() of a message, and of which no native stack can be had."""
+    refused = [rank for rank in hidden if handles.refused(scene.ranks[rank], wait.since)]
+    if finding.cause != "not_entered" or not refused:
+        return finding
+    native = scene.ranks[refused[0]].native_stack
+    missing = f"native stack of {words.ranks_text(refused)}, which would show a wait for a message" + (f" ({native.error})" if native and native.error else "")
+    return replace(finding, confidence="partial", missing_evidence=(*finding.missing_evidence, missing))
 
 
 def _symptom(wait: Wait, scene: Scene) -> tuple[str, ...]:

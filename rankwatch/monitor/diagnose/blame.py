@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankwatch.model import JobSnapshot, RankState, Verdict
+from rankwatch.model import Crash, JobSnapshot, RankState, Verdict
 from rankwatch.monitor.diagnose import causes, ends, words
+from rankwatch.monitor.diagnose import victims as followed
 from rankwatch.monitor.diagnose.ends import signal_name
 from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.state import Death, State
@@ -89,9 +90,7 @@ def verdict(
         if crash is not None and ends.said(crash) in finding.says:
             evidence.append(f"rank {rank} raised the same after it")
             continue
-        evidence.append(
-            f"rank {rank} is a consequence: " + (f"{crash.type}: {ends.first_line(crash.message, 120)}" if crash else f"exit code {bad[rank].code}")
-        )
+        evidence.append(f"rank {rank} is a consequence: " + (_raised(crash) if crash else f"exit code {bad[rank].code}"))
     if len(victims) > 4:
         evidence.append(f"and so are ranks {compress(victims[4:])}")
     partial = len(ranks) < snapshot.world_size
@@ -101,6 +100,11 @@ def verdict(
         confidence="partial" if partial and not culprits else finding.confidence, advice=words.advice(finding.cause, finding), evidence=tuple(evidence),
         missing_evidence=finding.missing_evidence,
     )  # fmt: skip
+
+
+def _raised(crash: Crash) -> str:
+    text, lost = f"{crash.type}: {ends.first_line(crash.message, 120)}", followed.loss_behind(crash)
+    return text if lost is None else f"{text}, which came of {lost.type}: {ends.first_line(lost.message, 120)}"
 
 
 def waits(rank: RankState) -> bool:

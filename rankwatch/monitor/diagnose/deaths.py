@@ -3,6 +3,8 @@
 A death by SIGTERM, SIGINT or SIGHUP is a planned end unless torchrun's own report says otherwise. A rank whose exception speaks of a
 lost peer or a timeout, or whose own collective had timed out, is a victim. A rank that ended with exit code 0 while such victims
 were in a group with it is the first cause: its closing sockets are what they died of.
+
+A planned end explains every death that follows. That of one other node does so until the job is seen to have gone on without it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import signal
 from dataclasses import replace
 
 from rankwatch.model import Confidence, JobSnapshot, RankState, Verdict
-from rankwatch.monitor.diagnose import aborts, blame, causes, ends, leavers, lost_nodes, repeats, unjoined, words
+from rankwatch.monitor.diagnose import aborts, blame, causes, ends, gave_up, leavers, lost_nodes, repeats, torchs_words, unjoined, unspoken, words
 from rankwatch.monitor.diagnose import victims as followed
 from rankwatch.monitor.diagnose.blame import Judged
 from rankwatch.monitor.diagnose.ends import signal_name
 from rankwatch.monitor.diagnose.finding import Finding
-from rankwatch.monitor.diagnose.state import Death, State
+from rankwatch.monitor.diagnose.state import Death, State, changed
 from rankwatch.monitor.diagnose.views import alive
 
 TYPE_CHECKING = False
@@ -28,6 +30,7 @@ _PLANNED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _AFTER_FAILURE = re.compile(r"fail|after rank|died", re.IGNORECASE)
 _SETTLED_S = 3.0  # victims alone: who they lost may be seen only now
 _HEAR_PEERS_S = 1.2  # torchrun is held back for 1.5 s while evidence is taken
+_GONE_ON_S = 30.0  # the job still moves so long after another node's planned end has ceased to explain what happens, and after the last death
 _HANGS_AT_END_S = 3.0  # a process that still lives so long after its exception: its end hangs, or takes long
 
 
@@ -45,11 +48,24 @@ def observe(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState])
     return deaths
 
 
-def planned_end(snapshot: JobSnapshot, deaths: Mapping[int, Death]) -> bool:
+def planned_end(snapshot: JobSnapshot, deaths: Mapping[int, Death], excused: frozenset[int]) -> bool:
     """Whether the end that begins now was asked for by somebody, and not torchrun's answer to a failure."""
-    if any(death.code != 0 and not death.after_ending and signal_name(death.code) not in _PLANNED for death in deaths.values()):
+    early = (death for rank, death in deaths.items() if rank not in excused and not death.after_ending)
+    if any(death.code != 0 and signal_name(death.code) not in _PLANNED for death in early):
         return False
     return not _AFTER_FAILURE.search(snapshot.ending)
+
+
+def excuse(state: State, snapshot: JobSnapshot) -> State:
+    """Once the job has gone on without a node that was ended as planned, that end explains only the deaths until then, and those of that node's ranks."""
+    if snapshot.ending:
+        return changed(state, ending_seen=snapshot.now)
+    if not state.ending_planned or state.ending_seen is None:
+        return state
+    last = max((death.seen_at for death in state.deaths.values()), default=state.ending_seen)
+    if state.moved_at - max(last, state.ending_seen) < _GONE_ON_S:
+        return state
+    return changed(state, ending_at=None, ending_planned=False, excused=state.excused | state.deaths.keys() | snapshot.leaving)
 
 
 def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], deaths: Mapping[int, Death], key: str) -> Judged:
@@ -58,18 +74,26 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
         return Judged(state.failure)
     if state.ending_planned:
         return Judged(state.failure, state.failure_weak)
-    bad = {rank: death for rank, death in deaths.items() if death.code != 0 and rank in ranks}
+    bad = {rank: death for rank, death in deaths.items() if death.code != 0 and rank in ranks and rank not in state.excused}
     if not bad and (any(death.code == 0 for death in deaths.values()) or any(leavers.left(rank, None) for rank in ranks.values())):
         bad = _about_to_end(snapshot, ranks)  # of the loss of a peer that ended well, or has left: it need not be waited for
-    bad |= _raising(snapshot, ranks, bad)
+    bad |= {rank: death for rank, death in _raising(snapshot, ranks, bad).items() if rank not in state.excused}
     if not bad:
         return Judged(None)
     victims, firsts, planned = _sorted(ranks, bad)
+    if given_up := gave_up.on(state, ranks, firsts):
+        firsts = {rank: death for rank, death in firsts.items() if rank not in given_up}
+        if not firsts:
+            return gave_up.judge(snapshot, ranks, given_up, bad, key)
+    if (named := torchs_words.mismatch(snapshot, ranks, firsts, bad, key)) is not None:
+        return named
     if firsts:
         ordered = blame.in_order(firsts, ranks, snapshot)
         if aborts.suspected(ranks[ordered[0].rank], ordered[0]):
             return _of_abort(state, snapshot, ranks, ordered, bad, key)
         return blame.first(state, snapshot, ranks, ordered, bad, key)
+    if victims and state.excused:
+        return Judged(None)  # of the loss of those ranks, as far as can be told
     if victims:
         return _of_victims(state, snapshot, ranks, deaths, victims, bad, key)
     return _terminated(state, snapshot, ranks, planned, bad, key)
@@ -77,7 +101,7 @@ def judge(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState], d
 
 def grown(failure: Verdict, state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) -> Verdict:
     """The verdict that was given, with those ranks that died alike within the same moment and are seen only now."""
-    bad = {rank: death for rank, death in state.deaths.items() if death.code != 0 and rank in ranks}
+    bad = {rank: death for rank, death in state.deaths.items() if death.code != 0 and rank in ranks and rank not in state.excused}
     if state.ending_planned or bad.keys() <= set(failure.culprit_ranks):
         return failure
     firsts = _sorted(ranks, bad)[1]
@@ -174,6 +198,8 @@ def _of_victims(
             finding, cause="exited", domain="user_code", says="it ended with exit code 0 while its peers were still in their collectives", limit="at_once"
         )
         return Judged(blame.verdict(finding, named, last, snapshot, ranks, bad, key))
+    if (late := torchs_words.missed(snapshot, ranks, victims, bad, key)) is not None:
+        return late
     if any(death.overdue for death in victims.values()):
         return Judged(None)
     began = min(death.at for death in blame.in_order(victims, ranks, snapshot))
@@ -204,6 +230,8 @@ def _alone(
             evidence=(f"only {len(ranks)} of {snapshot.world_size} ranks seen; the first to end is not among them",),
         )
         return Judged(blame.verdict(finding, (), start, snapshot, ranks, bad, key), weak=True)
+    if (silent := unspoken.first(ranks, victims, start)) is not None:
+        return unspoken.judge(silent, snapshot, ranks, victims, bad, key)
     first = min(victims.values(), key=lambda death: (round(death.at, 1), death.rank))
     crash = ranks[first.rank].crash
     own = crash is None or not followed.torchs_words(crash)

@@ -25,6 +25,7 @@ _FRAMEWORK = re.compile(
 )
 _PYTHON_FILE = re.compile(r"\.pyw?$|\.ipynb|ipykernel|ipython-input|^<stdin>$|^<string>$")
 _POINT_TO_POINT = re.compile(r"^(recv|irecv|send|isend|batch_isend_irecv|monitored_barrier|recv_object_list|send_object_list)$")
+_PIPELINE = re.compile(r"torch/distributed/pipelining/\w+\.py$")
 _BLOCKED = re.compile(r"torch/distributed/|torch/autograd/graph\.py$|torch/autograd/__init__\.py$|torch/cuda/(streams|__init__)\.py$")
 _THREAD_WAIT = re.compile(
     r"((<stdlib>|/lib/python3[^/]*)/(threading|queue|selectors|concurrent/futures/\w+|asyncio/\w+|multiprocessing/(pool|dummy/\w+))"
@@ -134,9 +135,14 @@ def in_event_loop(frames: Sequence[Frame]) -> bool:
 
 
 def in_point_to_point(stack: Stack | None) -> str:
-    """`recv` and the like when the main thread waits in a point-to-point call: gloo's recorder does not see those."""
+    """`recv` and the like when the main thread waits in a point-to-point call: gloo's recorder does not see those.
+
+    `work.wait()` of isend or irecv is a native call of the job's own line: see handles.py. torch.distributed.pipelining has a function for it.
+    """
     for frame in stack.main if stack else ():
         if frame.file.endswith("distributed_c10d.py") and _POINT_TO_POINT.search(function(frame)):
+            return function(frame)
+        if function(frame) == "_wait_batch_p2p" and _PIPELINE.search(frame.file):
             return function(frame)
     return ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.model import Cause, Verdict
-from rankwatch.monitor.diagnose import captured, timeouts, witnesses, words
+from rankwatch.monitor.diagnose import ahead, captured, timeouts, witnesses, words
 from rankwatch.monitor.diagnose.absent import absent
 from rankwatch.monitor.diagnose.entered import all_in, deadlock, mismatched
 from rankwatch.monitor.diagnose.graph import Hang
@@ -39,7 +39,7 @@ def rule(hang: Hang, waits: Sequence[Wait], trouble: Trouble | None, scene: Scen
     if hang.cycle:
         picture = deadlock(hang, waits, wait, scene)
     elif hang.roots:
-        picture = absent(hang.roots, wait, hang.waiting, clocks(hang, waits), scene)
+        picture = ahead.held_back(absent(hang.roots, wait, hang.waiting, clocks(hang, waits), scene), hang, scene)
     elif wait.mismatch:
         picture = mismatched(wait, scene)
     else:
@@ -103,6 +103,8 @@ def _decide(picture: Picture, hang: Hang, ends: Wait, noticed: bool, trouble: Tr
     confidence = picture.confidence
     if len(scene.ranks) < scene.snapshot.world_size or wait.unknown:
         confidence = "partial"
+    elif wait.key[0] == "checked" and confidence == "certain":
+        confidence = "likely"  # of stacks alone
     evidence = picture.evidence
     at = wait.view.at_frontier() if wait.view is not None else {}  # where the operation itself is known, what was dropped before it changes nothing
     if lost := sum(scene.ranks[rank].lost_collectives > 0 for rank in wait.waiters if rank in scene.ranks and rank not in at):

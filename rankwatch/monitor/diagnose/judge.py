@@ -6,11 +6,14 @@ from dataclasses import replace
 
 from rankwatch.model import JobSnapshot, RankState, Verdict, Want
 from rankwatch.monitor.diagnose import (
+    ahead,
     captured,
     causes,
+    checked,
     clocks,
     deaths,
     ends,
+    gave_up,
     graph,
     hangs,
     idle,
@@ -71,9 +74,10 @@ def diagnose(state: State, snapshot: JobSnapshot, now: float, limits: Limits) ->
     running, frame_times = causes.frame_times(state, ranks, now)
     known_deaths = deaths.observe(state, snapshot, ranks)
     if snapshot.ending and state.ending_at is None:
-        planned = state.failure is None and deaths.planned_end(snapshot, known_deaths)
+        planned = state.failure is None and deaths.planned_end(snapshot, known_deaths, state.excused)
         state = changed(state, ending_at=now, ending_planned=planned)
     state = changed(state, deaths=known_deaths, compiles=running, frame_times=frame_times)
+    state = deaths.excuse(state, snapshot)
 
     state = _failure(state, snapshot, ranks)
     if snapshot.ending or (state.failure is not None and not state.failure_weak):
@@ -100,7 +104,8 @@ def _running(
     state = changed(state, opens=opens)
     starting, sights = starts.startup_waits(ranks, snapshot, state, limits)
     entered, all_in = waits.collective_waits(views, opens, state, now, limits)
-    found = [*entered, *starting, *waits.barrier_waits(ranks, snapshot, state, limits)]
+    in_checks = checked.look(views, ranks, state, now, limits)
+    found = [*entered, *starting, *waits.barrier_waits(ranks, snapshot, state, limits), *in_checks.waits]
     silence.mark(found, snapshot, state, limits)
     troubles_found, in_cycles = _resolve(found, ranks, state)
     if silence.refuted(troubles_found, found):
@@ -108,12 +113,16 @@ def _running(
     lags = {node.node: node.report_age_s for node in snapshot.nodes}
     notes = {rank.rank: (place, node.gpu_note) for place, node in enumerate(snapshot.nodes) if node.gpu_note for rank in node.ranks}
     scene = Scene(state, snapshot, ranks, limits, lags, words.unknown(ranks, snapshot), notes)
-    state = changed(state, startups={**sights, **all_in}, watches=_watches(troubles_found, in_cycles, found, scene))
+    state = changed(state, startups={**sights, **all_in, **in_checks.seen}, watches=_watches(troubles_found, in_cycles, found, scene))
+    state = changed(state, ahead=ahead.observe(state.ahead, troubles_found, found, scene))
     scene = replace(scene, state=state)
     state, cases = _rule(state, troubles_found, found, scene)
     scene = replace(scene, state=state)
     asked = wants.Asked(state.asked, now, 10 * limits.restack_s)
     wanted, native = wants.wants(cases, found, scene, asked)
+    for named, every_s in ((in_checks.again, limits.stack_s), (in_checks.ask, limits.restack_s)):
+        if named and (chosen := asked.due("stacks", named, every_s, limits.max_stacks)):
+            wanted.append(Want("stacks", chosen, "no recorder shows whether they wait in torch's checks"))
     verdicts = [trouble.verdict for _, _, trouble in cases if trouble.verdict is not None]
     costs = ledger.observe(state.ledger or ledger.Ledger(), cases, found, views.values(), scene)
 
@@ -188,7 +197,7 @@ def _behind_others(result: Sequence[Hang], found: Sequence[Wait], ranks: Mapping
     """A hang whose absent ranks all wait in point-to-point calls themselves is a part of one that has another root: gloo's recorder shows no such wait."""
     talking = {
         rank for hang in result if not hang.cycle for rank in hang.roots
-        if stack_frames.in_point_to_point(fresh_stack(ranks[rank], min(found[index].since for index in hang.waits)))
+        if messages.talking(ranks[rank], min(found[index].since for index in hang.waits))
     }  # fmt: skip
     parts = [hang for hang in result if hang.roots and talking.issuperset(hang.roots)]
     others = [hang for hang in result if hang not in parts and not hang.hung]
@@ -243,7 +252,8 @@ def _watches(troubles: Sequence[Hang], in_cycles: frozenset[int], found: Sequenc
         if old_watch is not None and old_watch.look_at < since:
             old_watch = None  # a look that began before the wait would count the work before it
         watches[rank] = progress.observe(old_watch, ranks[rank], scene.seen_at(rank), look, limits)
-    return progress.with_lock_holders(watches, ranks)
+    watches = progress.with_lock_holders(watches, ranks)
+    return progress.with_absent_peers(watches, [hang.roots for hang in troubles if len(hang.roots) > 1], ranks, now, limits.look_s)
 
 
 def _rule(state: State, troubles: Sequence[Hang], found: Sequence[Wait], scene: Scene) -> tuple[State, list[wants.Case]]:
@@ -303,7 +313,8 @@ def _ended(state: State, snapshot: JobSnapshot, ranks: Mapping[int, RankState]) 
     verdicts = list(state.frozen or state.last)
     if state.failure is not None:
         failure = state.failure
-        verdicts = [failure, *(verdict for verdict in verdicts if verdict.key != failure.key and verdict.verdict in ("stuck", "diverged", "failed"))]
+        others = (verdict for verdict in verdicts if verdict.key != failure.key)
+        verdicts = [failure, *(each for each in others if each.verdict in ("stuck", "diverged", "failed") or unhealed.died_waiting(each, ranks))]
     elif snapshot.final and all(rank.process is not None and rank.process.exit_code == 0 for rank in ranks.values()):
         verdicts = [verdict for verdict in verdicts if verdict.verdict in ("failed", "diverged")]
     wanted: tuple[Want, ...] = ()
@@ -325,7 +336,7 @@ def _post_mortem(state: State, verdicts: list[Verdict], found: Sequence[Wait], s
         state = changed(state, frozen=(), frozen_at=None, troubles=())
         return state, verdicts
     last = {verdict.key: verdict for verdict in state.last}
-    followers = victims.followers(state, scene.ranks)
+    followers = victims.followers(state, scene.ranks) | gave_up.on(state, scene.ranks, state.deaths).keys()
     told = last.keys() | {verdict.key for verdict in verdicts}
     fired = [
         trouble for trouble in state.troubles

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankwatch.model import RankState, VerdictName
-from rankwatch.monitor.diagnose import causes, frames, words
+from rankwatch.monitor.diagnose import causes, frames, handles, words
 from rankwatch.monitor.diagnose.finding import Finding
+from rankwatch.monitor.diagnose.progress import progresses
 from rankwatch.monitor.diagnose.scene import Picture, Scene
 from rankwatch.monitor.diagnose.views import alive, knows_collectives
 from rankwatch.monitor.diagnose.waits import Wait
@@ -21,24 +22,45 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+_ADVICE = (
+    "Compare the calls of these ranks: the peer (src, dst), the tag and the order of each send with those of the receive that it is meant for.",
+    "A send waits until the other side has called the matching receive: batch_isend_irecv starts both before anyone waits.",
+)
 MAX_FREE = 8  # ranks outside all waits that are looked at; with more, nobody is named
 
 
 def talking(rank: RankState, since: float) -> str:
-    """The point-to-point call that its main thread is in, by a stack of this wait; else ""."""
-    return frames.in_point_to_point(fresh_stack(rank, since))
+    """The point-to-point call that its main thread is in, by a stack of this wait, or by a native one where Python's lines do not tell; else ""."""
+    return frames.in_point_to_point(fresh_stack(rank, since)) or handles.message(rank, since)
 
 
 def others(roots: Iterable[int], since: float, ranks: Mapping[int, RankState]) -> tuple[int, ...]:
     """Whose stack and progress say who is waited for, where all roots are in point-to-point calls; () where one is not. At most MAX_FREE + 1.
 
+    A root of which no native stack can be had may be in one.
+
     All living ranks beside the roots; in a larger job those that are in no collective, rendezvous or monitored barrier.
     """
     inside = set(roots)
-    if not inside or not all(talking(ranks[rank], since) for rank in inside):
+    if not inside or not all(talking(ranks[rank], since) or handles.refused(ranks[rank], since) for rank in inside):
         return ()
     found = sorted(number for number, rank in ranks.items() if number not in inside and alive(rank))
     return tuple((found if len(found) <= MAX_FREE else [number for number in found if not _waits(ranks[number])])[: MAX_FREE + 1])
+
+
+def fed(roots: tuple[int, ...], since: float, scene: Scene) -> bool:
+    """Whether a rank beside the roots works and sits in no call of torch: it may be about to send what a root waits for."""
+    return any(
+        progresses(scene.state.watches.get(rank), scene.now, scene.limits.look_s) and not frames.blocked(fresh_stack(scene.ranks[rank], since))
+        for rank in others(roots, since, scene.ranks)
+    )
+
+
+def _inside(rank: RankState, since: float) -> bool | None:
+    """Whether its main thread waits in torch.distributed, for a message or for anything else; None where that is not known."""
+    if talking(rank, since):
+        return True
+    return None if handles.unread(rank, since) else frames.blocked(fresh_stack(rank, since))
 
 
 def _waits(rank: RankState) -> bool:
@@ -55,7 +77,7 @@ def judge(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], level: C
     calls = {rank: talking(ranks[rank], since) for rank in roots}
     where = {rank: frames.where(stack.main) for rank in roots if (stack := fresh_stack(ranks[rank], since))}
     beside = others(roots, since, ranks)
-    doing = {rank: frames.blocked(fresh_stack(ranks[rank], since)) for rank in beside}
+    doing = {rank: _inside(ranks[rank], since) for rank in beside}
     unread = tuple(rank for rank, blocked in doing.items() if blocked is None)
     free = tuple(rank for rank, blocked in doing.items() if blocked is False)
     everyone = len(ranks) >= scene.snapshot.world_size and all(knows_collectives(rank) for rank in ranks.values())
@@ -82,4 +104,5 @@ def judge(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], level: C
         return Picture(due, "not_entered", "user_code", roots, wait, says, finding.at, tuple(lines), tuple(missing), "partial", (), finding)
     lines += [f"rank {rank} is in {frames.innermost(stack.main)}" for rank in free[:4] if (stack := fresh_stack(ranks[rank], since))]
     due = "stuck" if silent and not unread else None
-    return Picture(due, "unknown", "unknown", (), wait, f"{what}; for whom is not known", "", tuple(lines), tuple(missing), "partial")
+    finding = Finding(roots[0], "unknown", "unknown", advice=_ADVICE)
+    return Picture(due, "unknown", "unknown", (), wait, f"{what}; for whom is not known", "", tuple(lines), tuple(missing), "partial", (), finding)

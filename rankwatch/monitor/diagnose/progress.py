@@ -6,17 +6,20 @@ import re
 from dataclasses import replace
 
 from rankwatch.model import RankState, Stack
-from rankwatch.monitor.diagnose.frames import comparable, moved
+from rankwatch.monitor.diagnose.frames import comparable, moved, recognise
 from rankwatch.monitor.diagnose.known_work import FILE_BATON, FILELOCK
 from rankwatch.monitor.diagnose.state import Watch
+from rankwatch.monitor.diagnose.thread_waits import waits_for
 from rankwatch.monitor.policy import Limits
 from rankwatch.wire.ranks import compress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _BLOCKS_BYTES = 8192  # seen on ext4
+_ASLEEP_RATIO = 0.01  # of a core, by a main thread that only wakes up for our samples
+_BESIDE_RATIO = 0.3
 _LOCK_FILE = re.compile(f"{FILELOCK}|{FILE_BATON}")
 
 
@@ -38,8 +41,9 @@ def observe(watch: Watch | None, rank: RankState, now: float, look_s: float, lim
     signs = marks(rank)
     if watch is None:
         return Watch(
-            since=now, look_at=now, cpu_s=cpu, io_bytes=io, marks=signs, stack_at=stack_at, disk_bytes=disk, net_bytes=net, silent=_silent(rank, now, limits)
-        )
+            since=now, look_at=now, cpu_s=cpu, io_bytes=io, marks=signs, stack_at=stack_at, disk_bytes=disk, net_bytes=net, silent=_silent(rank, now, limits),
+            own_cpu_s=process.cpu_s if process else 0.0, main_cpu_s=process.main_cpu_s if process else 0.0,
+        )  # fmt: skip
     silent = _silent(rank, now, limits)
     if watch.silent and not silent:
         watch = replace(watch, last_progress=now, why="its Python threads run again")  # what held the GIL has ended: the silence begins anew
@@ -52,17 +56,32 @@ def observe(watch: Watch | None, rank: RankState, now: float, look_s: float, lim
     elapsed = now - watch.look_at
     if elapsed < look_s:
         return watch
-    ratio = max(0.0, cpu - watch.cpu_s) / elapsed
+    ratio = max(0.0, cpu - watch.cpu_s - _beside_s(watch, rank, elapsed)) / elapsed
     files = max(io - watch.io_bytes, disk - watch.disk_bytes)  # what is read from storage is read by the process too
     files -= sum(_asked_bytes(stack) for stack in (rank.stack, rank.earlier_stack) if stack is not None and stack.at > watch.look_at)
     network = net - watch.net_bytes
     watch = replace(watch, look_at=now, cpu_s=cpu, io_bytes=io, disk_bytes=disk, net_bytes=net, looks=watch.looks + 1, busy_ratio=ratio)
+    watch = replace(watch, own_cpu_s=process.cpu_s, main_cpu_s=process.main_cpu_s) if process is not None else watch
     if ratio >= limits.progress_cpu_ratio:
         watch = replace(watch, last_progress=now, why=f"{ratio:.0%} of a core in its process tree")
     if files + network >= limits.progress_io_bytes:
         over = " over the network" if network > files else ""
         watch = replace(watch, last_progress=now, why=f"{(files + network) / 1e6:.1f} MB moved{over} in {elapsed:.0f} s")
     return watch
+
+
+def _beside_s(watch: Watch, rank: RankState, elapsed: float) -> float:
+    """CPU seconds that count for nothing: of threads that run beside a main thread that stands, as a collector of metrics or a watchdog does.
+
+    It sleeps in one line, in two samples, which is no known work and no wait for what a thread does. Threads that work for it use far more.
+    """
+    process, stack = rank.process, rank.stack
+    if process is None or process.main_wait is None or process.main_wait.state != "S" or stack is None or watch.same_samples < 1:
+        return 0.0
+    own, main = process.cpu_s - watch.own_cpu_s, process.main_cpu_s - watch.main_cpu_s
+    if main >= _ASLEEP_RATIO * elapsed or not 0.0 < own < _BESIDE_RATIO * elapsed or recognise(stack) is not None:
+        return 0.0
+    return own if waits_for(stack.main) in ("", "signal") else 0.0
 
 
 def _asked_bytes(stack: Stack) -> int:
@@ -131,6 +150,31 @@ def with_lock_holders(watches: Mapping[int, Watch], ranks: Mapping[int, RankStat
         moved_at = max((watches[peer].last_progress or 0.0 for peer in peers), default=0.0)
         if moved_at > (watch.last_progress or 0.0):
             found[rank] = replace(watch, last_progress=moved_at, why=f"it waits for a lock while {_who(peers)} the same frame")
+    return found
+
+
+def with_absent_peers(
+    watches: Mapping[int, Watch], hangs: Iterable[Sequence[int]], ranks: Mapping[int, RankState], now: float, look_s: float
+) -> dict[int, Watch]:
+    """A silent rank may wait for another absent one by a file, a lock or a message that nobody records: while that one gets on, it is not stuck.
+
+    hangs: the absent ranks of each. Its silence begins anew with the last progress of any of them: once that one has come, it has time to see it.
+    A compile waits for others by locks only, which are seen.
+    """
+    found = dict(watches)
+    for roots in hangs:
+        first = max((rank for rank in roots if rank in watches), key=lambda rank: watches[rank].last_progress or 0.0, default=None)
+        if first is None or watches[first].last_progress is None:
+            continue
+        for rank in roots:
+            watch = watches.get(rank)
+            if (
+                watch is not None
+                and not ranks[rank].compiling
+                and (watch.last_progress or 0.0) < (watches[first].last_progress or 0.0)
+                and not progresses(watch, now, look_s)
+            ):
+                found[rank] = replace(watch, last_progress=watches[first].last_progress, why=f"rank {first} gets on, and it may wait for that one")
     return found
 
 

@@ -61,6 +61,8 @@ class Watch:
     same_samples: int = 0  # samples in a row that show the same line as the one before
     same_since: float = 0.0  # when the first of those was taken
     silent: bool = False  # its heartbeat had stopped
+    own_cpu_s: float = 0.0  # without its children
+    main_cpu_s: float = 0.0  # of its main thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class State:
     watches: Mapping[int, Watch] = field(default_factory=dict)
     letters: Mapping[int, tuple[str, float, int]] = field(default_factory=dict)  # state letter, since when, looks
     troubles: tuple[Trouble, ...] = ()
+    ahead: Mapping[int, tuple[tuple[int, int], float | None]] = field(default_factory=dict)  # waiting ranks that go on elsewhere, see ahead.py
     deaths: Mapping[int, Death] = field(default_factory=dict)
     joins_failed: Mapping[int, Crash] = field(default_factory=dict)  # ranks that have not joined since their init_process_group raised this
     failure: Verdict | None = None
@@ -209,6 +212,8 @@ class State:
     failure_held: bool = False  # a rank is dead; who is named depends on what its peers are about to say
     ending_at: float | None = None
     ending_planned: bool = False
+    ending_seen: float | None = None  # the last look at which an end was under way
+    excused: frozenset[int] = frozenset()  # ranks whose own end was planned or followed from that, while the job has gone on
     frozen: tuple[Verdict, ...] = ()
     frozen_at: float | None = None
     moved_at: float = 0.0  # when `idle_mark` changed last

@@ -31,6 +31,14 @@ def gone(last: Iterable[Verdict], verdicts: Iterable[Verdict]) -> list[Verdict]:
     return [verdict for verdict in over if blamed.isdisjoint(verdict.waiting_ranks)]
 
 
+def died_waiting(verdict: Verdict, ranks: Mapping[int, RankState]) -> bool:
+    """Whether one that waited has ended badly, and none has got through: for the end of a job, which looks at no wait any more."""
+    waiters = [ranks[rank] for rank in verdict.waiting_ranks if rank in ranks] if verdict.verdict in OF_WAITS else []
+    return any(rank.process is not None and rank.process.exit_code not in (None, 0) for rank in waiters) and not any(
+        _got_through(rank, verdict) for rank in waiters
+    )
+
+
 def _lasts(verdict: Verdict, ranks: Mapping[int, RankState]) -> bool:
     waiters = [ranks[rank] for rank in verdict.waiting_ranks if rank in ranks]
     if any(_got_through(rank, verdict) for rank in waiters):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.model import RankState, Want
-from rankwatch.monitor.diagnose import messages
+from rankwatch.monitor.diagnose import handles, messages
 from rankwatch.monitor.diagnose.graph import Hang
 from rankwatch.monitor.diagnose.progress import last_beat
 from rankwatch.monitor.diagnose.scene import Ruling, Scene
@@ -67,13 +67,17 @@ def wants(cases: Sequence[Case], waits: Sequence[Wait], scene: Scene, asked: Ask
         every = limits.restack_s * (_RARELY if verdict is not None and verdict.verdict == "stuck" else 1)
         if chosen := asked.due("stacks", suspects, every, limits.max_stacks):
             found.append(Want("stacks", chosen, "suspects"))
+        if chosen := handles.to_ask(suspects, ruling.since, scene, asked):
+            found.append(Want("native_stack", chosen, "whether they wait for a message in work.wait()"))
         if verdict is None or verdict.verdict not in ("stuck", "timeout_imminent"):
             continue
         others = _representatives(hang, waits, suspects, limits.max_stacks)
         if chosen := asked.due("stacks", others, _RARELY * limits.restack_s, limits.max_stacks):
             found.append(Want("stacks", chosen, "one of each group of waiting ranks"))
         first = next((rank for rank in ruling.culprits if rank in suspects), None)
-        if verdict.verdict == "stuck" and not trouble.native_asked and first is not None and verdict.cause not in ("stopped", "debugger", "uninterruptible"):
+        there = first is not None and handles.read(scene.ranks[first], ruling.since)
+        asleep = verdict.cause in ("stopped", "debugger", "uninterruptible")
+        if verdict.verdict == "stuck" and not trouble.native_asked and first is not None and not asleep and not there:
             found.append(Want("native_stack", (first,), "culprit of a stuck job"))
             native.add(trouble.key)
     return found, native

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
 
 from rankwatch.model import Domain, Frame, KernelWait, Process, RankState, Stack, Thread
@@ -10,6 +12,7 @@ from rankwatch.monitor.diagnose.finding import Finding
 from rankwatch.monitor.diagnose.frames import Recognised
 from rankwatch.monitor.diagnose.known_work import TRANSFERS
 from rankwatch.monitor.diagnose.state import State, Watch
+from rankwatch.monitor.diagnose.thread_waits import waits_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 _SPIN_RATIO = 0.2  # of a core in the process tree, with the main thread found running
 _SPIN_SAMPLES = 2
+_POOL_FILE = re.compile(r"/multiprocessing/pool\.py$")
+_POOL = "it waits for a result of multiprocessing.Pool: a worker that is killed is replaced, and its task never returns"
 _SAVES = ("save", "checkpoint", "ckpt", "dump")
 
 
@@ -41,12 +46,15 @@ def by_stack(rank: RankState, since: float, state: State, now: float) -> Finding
         thread, seen = _worker(stack, wait)
         at = (frames.where(thread.frames) if thread else "") or at
     here = frames.innermost(thread.frames if thread else stack.main)
+    lines += _lost_children(rank.process)
     # where a rank is does not tell whether it will come
     plain = Finding(rank.rank, "not_entered", "user_code", f"it is in {here}" if here else "", at, evidence=tuple(lines), confidence="likely")
     if thread is not None:
         by = frames.where(stack.main)
         lines.append(f"its main thread waits{f' in {by}' if by else ''} for thread {thread.name}, which is in {here}")
         plain = replace(plain, says=f"its main thread waits for thread {thread.name}, which is in {here}", evidence=tuple(lines))
+    elif _in_multiprocessing(stack) and (lost := _lost_children(rank.process)):
+        plain = replace(plain, says=f"{plain.says}; {lost[0].partition(':')[0].replace('child', 'its child', 1)}")
     found = _known(seen, stack, thread, plain, rank.process) if seen is not None else None
     if found is None:
         found = _unknown_work(rank.process, stack, watch, plain) if thread is None else plain
@@ -102,7 +110,7 @@ def _known(seen: Recognised, stack: Stack, thread: Thread | None, plain: Finding
         if "external_io" in seen.inside:
             domain = "network"
         says = f"it makes its next batch itself, in {at}" if seen.own and at else f"it {seen.does} in {place}"
-        evidence = (*plain.evidence, *children(stack), *_dead_children(process))
+        evidence = (*plain.evidence, *children(stack))
         worker, there = _busy_worker(stack) if not seen.own else (None, "")
         if worker is not None:
             says += f", and its worker {worker.pid} is in {there}"
@@ -151,7 +159,8 @@ def _unknown_work(process: Process | None, stack: Stack, watch: Watch | None, pl
             missing_evidence=("what its suspended coroutines wait for: samples show running code only",),
         )
     if frames.waits_for_thread(stack.main):
-        return replace(plain, evidence=(*plain.evidence, *_threads(stack)))
+        pool = (_POOL,) if any(_POOL_FILE.search(frame.file) for frame in stack.main) and (watch is None or watch.last_progress is None) else ()
+        return replace(plain, evidence=(*plain.evidence, *pool, *_threads(stack)))
     if wait is not None and wait.call and (wait.target or wait.mount):
         return replace(plain, evidence=(*plain.evidence, f"its main thread is in {_kernel(wait)}"))
     return plain
@@ -161,13 +170,20 @@ def _unknown_work(process: Process | None, stack: Stack, watch: Watch | None, pl
 
 
 def _worker(stack: Stack, wait: Frame) -> tuple[Thread | None, Recognised | None]:
-    """The one thread that the main thread can be waiting for, with its work; nothing where several could be it and differ."""
+    """The one thread that the main thread can be waiting for, with its work; nothing where several could be it and differ.
+
+    A lock, an event or a condition does not tell whom it is for: a watchdog of the job's own is a thread as well. Of a queue only known work is believed.
+    """
     found = []
+    kind = waits_for(stack.main)
+    if kind not in ("work", "queue"):
+        return None, None
     pool = "concurrent/futures" in wait.file or any("concurrent/futures" in frame.file for frame in stack.main[:4])
     for thread in stack.threads[1:]:
         own, seen = frames.user_frames(thread.frames), frames.recognise_frames(thread.frames)
         of_pool = any(frame.file.endswith("concurrent/futures/thread.py") for frame in thread.frames)
-        if (pool and not of_pool) or (not own and seen is None) or (seen is not None and seen.kind == "noted" and not own):
+        said = own or (seen is not None and seen.kind != "noted")
+        if (pool and not of_pool) or not said or (seen is None and kind == "queue"):
             continue
         found.append((thread, seen))
     if len({seen.kind if seen else frames.where(thread.frames) for thread, seen in found}) != 1:
@@ -191,9 +207,17 @@ def children(stack: Stack | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _dead_children(process: Process | None) -> tuple[str, ...]:
-    dead = process.dead_children if process is not None else ()
-    return tuple(f"child pid {pid} is dead{f' (signal {signal})' if signal else ''} and nobody has collected it" for pid, signal in dead[:4])
+def _in_multiprocessing(stack: Stack) -> bool:
+    """Whether the job's line waits in Python's multiprocessing: for a queue, a pipe, a pool or a child's end."""
+    return any("/multiprocessing/" in frame.file for frame in itertools.takewhile(lambda frame: not frames.is_user(frame), stack.main))
+
+
+def _lost_children(process: Process | None) -> tuple[str, ...]:
+    if process is None:
+        return ()
+    stopped = (f"child pid {pid} is stopped (state T): `kill -CONT {pid}` continues it" for pid in process.stopped_children[:4])
+    dead = (f"child pid {pid} is dead{f' (signal {signal})' if signal else ''} and nobody has collected it" for pid, signal in process.dead_children[:4])
+    return (*stopped, *dead)
 
 
 def _transfer(process: Process | None) -> str:
