@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from rankwatch.model import Calls, Crash, RankState, Verdict
-from rankwatch.monitor.nodes.frozen import constructor
+from rankwatch.monitor.frozen import constructor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from rankwatch.model import Collective
-from rankwatch.monitor.nodes.frozen import constructor
+from rankwatch.monitor.frozen import constructor
 from rankwatch.monitor.nodes.values import LEAST_INT, MOST_INT, Shift
 
 MAX_ROWS = 1 << 16  # of one rank

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from rankwatch.model import KIND_BYTES, Collective, NodeReport, RankState
 from rankwatch.monitor.calls import KEEP
+from rankwatch.monitor.frozen import constructor, default_of
 from rankwatch.monitor.nodes.codec import decode_fields, decode_forms, decode_kinds
 from rankwatch.monitor.nodes.entries import Form
-from rankwatch.monitor.nodes.frozen import constructor, default_of
 from rankwatch.monitor.nodes.growth import Gap, Runs, take_calls, take_entries
 from rankwatch.monitor.nodes.values import LEAST_INT, MOST_INT, WRONG, CodecError, Shift, shifted
 from rankwatch.wire.ranks import MOST_RANKS

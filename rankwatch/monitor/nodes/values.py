@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from rankwatch.monitor.nodes.frozen import constructor, default_of
+from rankwatch.monitor.frozen import constructor, default_of
 
 Kind = Literal["mono", "wall", "plain"]
 Kinds = tuple[Kind, ...]
