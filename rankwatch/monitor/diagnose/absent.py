@@ -15,7 +15,7 @@ from rankwatch.monitor.diagnose.work import fresh_stack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running: Sequence[Clock], scene: Scene) -> Picture:
@@ -26,34 +26,54 @@ def absent(roots: tuple[int, ...], wait: Wait, waiting: tuple[int, ...], running
     if len(talking) == len(roots):  # a rank in recv waits for somebody as well
         return messages.judge(roots, wait, waiting, lambda finding: level_of(finding, running, scene), scene)
     found = {rank: finding for rank, finding in found.items() if rank not in talking}
-    pending = [rank for rank in found if found[rank].cause == "not_entered" and handles.pending(scene.ranks[rank], wait.since, scene)]
-    hidden = {rank: found[rank] for rank in found if rank in pending or handles.refused(scene.ranks[rank], wait.since)}
-    accounted = {*roots, *waiting}
-    alone = len(roots) == 1 and all(number in accounted or not alive(rank) for number, rank in scene.ranks.items())
-    pending = [] if alone else pending  # whatever it waits for, all the others wait for it
+    pending, hidden = _beside_messages(found, roots, waiting, wait, scene)
     if len(hidden) < len(found):  # these may wait for a message, the others do not
         found = {rank: finding for rank, finding in found.items() if rank not in hidden}
     found = {rank: _unread(finding, hidden, wait, scene) for rank, finding in found.items()}
     called = {rank: raised for rank in found if wait.kind == "init" and (raised := ends.failed_join(scene.ranks[rank], scene.state)) is not None}
+    found = _refined(found, called, wait, scene)
+    levels = {rank: level_of(finding, running, scene) for rank, finding in found.items()}
+    if pending or (any(handles.refused(scene.ranks[rank], wait.since) for rank in found) and messages.fed(roots, wait.since, scene)):
+        levels = {rank: 1 if level == 2 else level for rank, level in levels.items()}
+    culprits = _culprits(found, levels, called)
+    return _picture(culprits, max(levels.values()), found, hidden, roots, called, wait, scene)
+
+
+def _beside_messages(
+    found: Mapping[int, Finding], roots: tuple[int, ...], waiting: tuple[int, ...], wait: Wait, scene: Scene
+) -> tuple[list[int], dict[int, Finding]]:
+    """Ranks that wait for a message in work.wait(), and with them those of which no native stack can tell it."""
+    pending = [rank for rank in found if found[rank].cause == "not_entered" and handles.pending(scene.ranks[rank], wait.since, scene)]
+    hidden = {rank: found[rank] for rank in found if rank in pending or handles.refused(scene.ranks[rank], wait.since)}
+    accounted = {*roots, *waiting}
+    alone = len(roots) == 1 and all(number in accounted or not alive(rank) for number, rank in scene.ranks.items())
+    return ([] if alone else pending), hidden  # whatever one that is alone waits for, all the others wait for it
+
+
+def _refined(found: dict[int, Finding], called: Mapping[int, Crash], wait: Wait, scene: Scene) -> dict[int, Finding]:
+    """What the wait, the start of the job and the ends of other ranks add to each finding."""
     found = {rank: stores.refine(finding, scene.ranks[rank], wait.since) for rank, finding in found.items()}
     if wait.starting:
         found = {rank: _at_start(finding, called.get(rank), scene.ranks[rank], scene) for rank, finding in found.items()}
     found = {rank: _confirmed(finding, wait, scene) for rank, finding in found.items()}
     found = _in_an_end(found, scene)
-    found = {rank: ends.with_handled(finding, scene.ranks[rank], wait.since, scene.snapshot) for rank, finding in found.items()}
-    levels = {rank: level_of(finding, running, scene) for rank, finding in found.items()}
-    if pending or (any(handles.refused(scene.ranks[rank], wait.since) for rank in found) and messages.fed(roots, wait.since, scene)):
-        levels = {rank: 1 if level == 2 else level for rank, level in levels.items()}
-    top = max(levels.values())
-    best = min(
-        (finding for rank, finding in found.items() if levels[rank] == top),
-        key=lambda finding: (PRECEDENCE.index(finding.cause), finding.rank not in called, finding.rank),
-    )
-    elsewhere = {rank for rank in found if wait.kind == "init" and found[rank].advice == joins.WORLD_ADVICE}
-    failed = best.rank in called  # a rank that failed is to blame before one that is late
-    culprits = tuple(sorted(rank for rank, each in found.items() if levels[rank] == top and each.cause == best.cause and (rank in called) == failed))
+    return {rank: ends.with_handled(finding, scene.ranks[rank], wait.since, scene.snapshot) for rank, finding in found.items()}
+
+
+def _culprits(found: Mapping[int, Finding], levels: Mapping[int, int], called: Mapping[int, Crash]) -> tuple[int, ...]:
+    """Those of the worst level that share its first cause. A rank that failed is to blame before one that is late."""
+    worst = [rank for rank in found if levels[rank] == max(levels.values())]
+    best = min(worst, key=lambda rank: (PRECEDENCE.index(found[rank].cause), rank not in called, rank))
+    return tuple(sorted(rank for rank in worst if found[rank].cause == found[best].cause and (rank in called) == (best in called)))
+
+
+def _picture(
+    culprits: tuple[int, ...], top: int, found: Mapping[int, Finding], hidden: Mapping[int, Finding],
+    roots: tuple[int, ...], called: Mapping[int, Crash], wait: Wait, scene: Scene,
+) -> Picture:  # fmt: skip
     best = found[culprits[0]]
-    says = words.absent(culprits, best, wait, scene.age(wait.since), called=failed or best.rank in elsewhere)
+    elsewhere = wait.kind == "init" and best.advice == joins.WORLD_ADVICE
+    says = words.absent(culprits, best, wait, scene.age(wait.since), called=best.rank in called or elsewhere)
     says += captured.behind_replay(wait.stalled, scene.ranks)
     evidence = [*best.evidence, *([wait.why] if wait.why else []), *_symptom(wait, scene)]
     for rank in culprits[1:4]:
@@ -133,8 +153,13 @@ def _at_start(finding: Finding, raised: Crash | None, rank: RankState, scene: Sc
 
 
 def _silent_from(finding: Finding, since: float, scene: Scene) -> float:
-    watched = silent_since(scene.state.watches.get(finding.rank), since)
-    return max(watched, finding.silent_from or 0.0) if finding.limit == "compile" else watched
+    """Start of the silence. A compile is watched from its start, also while nobody waits for it yet."""
+    if finding.limit == "compile" and finding.silent_from is not None:
+        return finding.silent_from
+    return silent_since(scene.state.watches.get(finding.rank), since)
+
+
+_COMPILE_LOOKED_AT = 1 / 3  # of its silence at least since somebody waits: only a suspect's stack is sampled
 
 
 def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
@@ -151,6 +176,8 @@ def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
     for since, timeout, first, _, kind in running:
         if finding.limit == "compile":
             allowed = limits.compile_silent_s
+            if scene.age(since) < allowed * _COMPILE_LOOKED_AT:
+                continue
         elif kind in ("creation", "init"):
             allowed = limits.startup_stuck_s
         elif finding.limit == "io":

@@ -110,7 +110,7 @@ def _compiling(rank: RankState, since: float, watch: Watch | None, state: State,
     seen = frames.recognise(stack)
     if seen is not None and seen.kind == "debugger":
         return None
-    moved = watch.last_progress if watch and watch.last_progress else since
+    moved = (watch.last_progress or watch.since) if watch else since
     if rank.compiling:
         activity = min(rank.compiling, key=lambda each: each.started_at)
         newest = max(each.phase_since for each in rank.compiling)
