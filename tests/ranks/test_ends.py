@@ -16,14 +16,16 @@ QUICK = ("--limit", "startup_notice_s=5", "--limit", "startup_stuck_s=12")  # a 
 
 # kind, ranks, group timeout, verdict, cause, domain, culprits, words of the summary
 FAULTS = [
-    pytest.param("finally_waits", 2, 40, "stuck", "not_entered", "user_code", [1], "handles ValueError: sample 17 has no label", id="a finally that waits"),
+    pytest.param(
+        "finally_waits", 2, 40, "stuck", "not_entered", "user_code", [1], "handles ValueError: sample 17 has no label", id="a finally that waits", marks=slow
+    ),
     pytest.param("handler_broadcasts", 3, 600, "stuck", "mismatch", "user_code", [1], "rank 1 handles ValueError: sample 17", id="a handler", marks=slow),
     pytest.param("import_slowly", 2, 600, "stuck", "store_wait", "user_code", [1], "has not called init_process_group (it is in", id="an import", marks=slow),
     pytest.param("leaves_before_join", 2, 600, "stuck", "exited", "user_code", [1], "has not called init_process_group (it ended", id="gone", marks=slow),
     pytest.param("raises_before_join", 2, 600, "failed", "crashed", "user_code", [1], "raised FileNotFoundError", id="raises before", marks=slow),
     pytest.param("world_too_large", 2, 600, "stuck", "store_wait", "user_code", [0, 1], "for a world of 3 ranks", id="WORLD_SIZE is too large", marks=slow),
     pytest.param("world_too_large_by_argument", 2, 600, "stuck", "store_wait", "user_code", [0, 1], "a world of 3", id="so is world_size=", marks=slow),
-    pytest.param("wrong_address", 2, 600, "stuck", "store_wait", "user_code", [1], "does not reach the store at localhost:1", id="a wrong port"),
+    pytest.param("wrong_address", 2, 600, "stuck", "store_wait", "user_code", [1], "does not reach the store at localhost:1", id="a wrong port", marks=slow),
     pytest.param("same_rank_twice", 2, 600, "stuck", "store_wait", "user_code", [1], "as rank 0 of 2", id="the rank of another", marks=slow),
     pytest.param("key_while_others_reduce", 2, 60, "stuck", "store_wait", "user_code", [1], "waits in get() of the store", id="a key of nobody", marks=slow),
     pytest.param("store_barrier", 2, 600, "slow", "store_wait", "user_code", [], "", id="a barrier in the store", marks=slow),
@@ -63,7 +65,7 @@ def test_a_fatal_signal_is_told_with_the_line_from_the_ranks_log(tmp_path: Path)
 
 # kind, who gets which signal (None: nobody), exit code
 PLANNED = [
-    pytest.param("saves_on_sigterm", "ranks", signal.SIGTERM, 0, id="SIGTERM to all ranks, and rank 0 saves"),
+    pytest.param("saves_on_sigterm", "ranks", signal.SIGTERM, 0, id="SIGTERM to all ranks, and rank 0 saves", marks=slow),
     pytest.param("saves_on_sigterm", "everybody", signal.SIGTERM, 1, id="scancel", marks=slow),
     pytest.param("requeues_on_sigusr1", "ranks", signal.SIGUSR1, 0, id="SIGUSR1 for a requeue", marks=slow),
     pytest.param("long", "launcher", signal.SIGHUP, 1, id="SIGHUP to the launcher", marks=slow),

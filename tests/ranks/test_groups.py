@@ -60,7 +60,8 @@ def test_ranks_that_pair_different_calls_and_train_on_have_diverged(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "nproc"), [pytest.param("many", 4, id="groups of every kind"), pytest.param("sharded", 2, id="sharded and replicated models", marks=slow)]
+    ("kind", "nproc"),
+    [pytest.param("many", 4, id="groups of every kind", marks=slow), pytest.param("sharded", 2, id="sharded and replicated models", marks=slow)],
 )
 def test_a_healthy_job_over_many_groups_is_left_alone(tmp_path: Path, kind: str, nproc: int) -> None:
     with Job(tmp_path, "groups.py", kind, nproc=nproc) as job:

@@ -30,12 +30,14 @@ def test_of_three_replicas_the_odd_one_is_named_with_the_parameter_and_the_step(
     assert why.startswith(DIFFER + "rank 1 differs from the other 2; norms from ")
 
 
+@pytest.mark.slow_ranks
 def test_two_replicas_that_differ_are_both_named(tmp_path: Path) -> None:
     [(rank, what, step, why)] = said(tmp_path, "perturbed", 2)
     assert (rank, what, step) == ("0-1", "replicas", "25")
     assert why.startswith(DIFFER + "no majority among ranks 0-1; norms from ")
 
 
+@pytest.mark.slow_ranks
 def test_a_logged_loss_tells_whose_was_first_and_the_gradients_say_that_they_cannot(tmp_path: Path) -> None:
     loss, gradient = said(tmp_path, "nan_loss", 2)
     assert loss[:3] == ("1", "loss", "22")

@@ -30,7 +30,7 @@ FAULTS = [
     pytest.param("groups_in_other_order", 3, 600, ("stuck", "mismatch"), [0], id="a rank makes groups in another order", marks=pytest.mark.slow_ranks),
     pytest.param("absent_from_barrier", 3, 600, ("stuck", "not_entered"), [1], id="a rank is absent from a monitored barrier", marks=pytest.mark.slow_ranks),
     pytest.param("order_deadlock", 2, 600, ("stuck", "group_order_deadlock"), [0, 1], id="two groups in different orders"),
-    pytest.param("data_loading", 2, 40, ("stuck", "data_loading"), [1], id="a data-loader worker never answers"),
+    pytest.param("data_loading", 2, 40, ("stuck", "data_loading"), [1], id="a data-loader worker never answers", marks=pytest.mark.slow_ranks),
     pytest.param("never_joins", 2, 600, ("slow", "store_wait"), [1], id="a rank never joins", marks=pytest.mark.slow_ranks),
     pytest.param("compile_hung", 2, 600, ("stuck", "compiling"), [1], id="a compile makes no progress for a minute", marks=pytest.mark.slow_ranks),
 ]
@@ -51,7 +51,7 @@ def test_a_fault_is_named(tmp_path: Path, kind: str, nproc: int, timeout: int, e
 
 HEALTHY = [
     pytest.param("trained", 2, set(), id="plain training"),
-    pytest.param("lone_recompile", 3, {("slow", "compiling")}, id="one rank recompiles alone"),
+    pytest.param("lone_recompile", 3, {("slow", "compiling")}, id="one rank recompiles alone", marks=pytest.mark.slow_ranks),
     pytest.param("busy_rank0", 2, {("slow", "not_entered")}, id="rank 0 evaluates while the others wait", marks=pytest.mark.slow_ranks),
     pytest.param("checkpoint", 2, {("slow", "checkpointing"), ("slow", "not_entered")}, id="rank 0 saves a checkpoint", marks=pytest.mark.slow_ranks),
     pytest.param("staggered_exit", 3, set(), id="ranks end at different times", marks=pytest.mark.slow_ranks),
