@@ -154,12 +154,12 @@ def _at_start(finding: Finding, raised: Crash | None, rank: RankState, scene: Sc
 
 def _silent_from(finding: Finding, since: float, scene: Scene) -> float:
     """Start of the silence. A compile is watched from its start, also while nobody waits for it yet."""
-    if finding.limit == "compile" and finding.silent_from is not None:
+    if finding.silent_from is not None:
         return finding.silent_from
     return silent_since(scene.state.watches.get(finding.rank), since)
 
 
-_COMPILE_LOOKED_AT = 1 / 3  # of its silence at least since somebody waits: only a suspect's stack is sampled
+_COMPILE_SUSPECT_RATIO = 1 / 3  # of compile_silent_s, for which it must have been waited: only the stacks of suspects are sampled, every 10 s
 
 
 def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
@@ -176,7 +176,7 @@ def level_of(finding: Finding, running: Sequence[Clock], scene: Scene) -> int:
     for since, timeout, first, _, kind in running:
         if finding.limit == "compile":
             allowed = limits.compile_silent_s
-            if scene.age(since) < allowed * _COMPILE_LOOKED_AT:
+            if scene.age(since) < allowed * _COMPILE_SUSPECT_RATIO:
                 continue
         elif kind in ("creation", "init"):
             allowed = limits.startup_stuck_s

@@ -31,7 +31,7 @@ class Finding:
     """What one rank does. limit: which silence makes it stuck (pause: healthy jobs pause like that too); at_once: evidence that cannot heal;
     never: it waits for a person.
 
-    says: the clause in the summary, "it is in train.py:31:load_batch". silent_from: start of the silence that counts for a compile.
+    says: the clause in the summary, "it is in train.py:31:load_batch". silent_from: start of a compile's silence, maybe before the wait.
     """
 
     rank: int
